@@ -61,8 +61,8 @@ class ConfigChanges:
         value before and now.
       steps: whether the number of steps differs.
       measurement: whether the run is measured in another way.
-      selection: whether the best checkpoint or the end of the run is chosen by another
-        metric.
+      selection: whether another metric chooses the best checkpoint or the end of the
+        run.
       others: whether any other setting differs that the run may change.
     """
 
@@ -87,8 +87,8 @@ def compare_configs(
 ) -> ConfigChanges:
     """Compares the operative configs of a run.
 
-    Without a schedule that depends on it, the number of steps may change: `Run.steps`
-    may then have a macro that nothing else uses.
+    The number of steps may change, unless a schedule depends on it: `Run.steps` may
+    then have a macro that nothing else uses.
 
     Args:
       before: config in the run directory.
@@ -159,9 +159,7 @@ class _Config:
     def with_new_settings(self, later: "_Config") -> "_Config":
         """Returns the config with settings that its version did not have yet.
 
-        Args:
-          later: config whose defaults keep what earlier versions did, but for
-            `EARLIER_DEFAULTS`.
+        Defaults of `later` keep what earlier versions did, but for `EARLIER_DEFAULTS`.
         """
         factories, added = set(map(factory_of, self.values)) - {""}, {}
         for name, value in later.values.items():
@@ -173,7 +171,6 @@ class _Config:
         return _Config({**self.values, **added})
 
     def scopes(self, factory: str) -> dict[str, dict[str, str]]:
-        """Returns the values of a factory by scope."""
         scopes: dict[str, dict[str, str]] = {}
         for name, value in self.values.items():
             scope, _, inner = factory_of(name).rpartition("/")
@@ -182,7 +179,7 @@ class _Config:
         return scopes
 
     def without_scopes(self, factory: str) -> "_Config":
-        """Returns the config with one factory, if all scopes of it have one value."""
+        """Returns the config with one factory, if all its scopes have equal values."""
         same = list(self.scopes(factory).values())
         if any(values != same[0] for values in same):
             return self
@@ -203,7 +200,6 @@ class _Config:
         return _Config(others | {PROMPTING: "None"})
 
     def expanded(self, value: str | None) -> str | None:
-        """Returns a value with its macros replaced by their values."""
         if value is None:
             return None
         known = self.values
@@ -211,12 +207,10 @@ class _Config:
 
     @property
     def measured(self) -> set[str]:
-        """The factories that the evaluation uses."""
         return self._reached([self.values.get(MEASUREMENT, "")])
 
     @property
     def learned(self) -> set[str]:
-        """The factories that anything else uses."""
         return self._reached(
             value
             for name, value in self.values.items()
@@ -226,8 +220,7 @@ class _Config:
     def learning(self, measuring: Collection[str]) -> dict[str, str]:
         """Returns the settings that determine what the run learns.
 
-        Args:
-          measuring: factories that only evaluations use.
+        The factories `measuring` are left out: only evaluations use them.
         """
         chosen = {
             name: value
@@ -242,7 +235,6 @@ class _Config:
         return {name: value for name, value in chosen.items() if name not in unused}
 
     def measuring(self, factories: Collection[str]) -> dict[str, str]:
-        """Returns the settings of the evaluation."""
         return {
             name: self.resolved(name)
             for name in self.values
@@ -262,16 +254,13 @@ class _Config:
         return literal(self.resolved(LABELS)) if LABELS in self.values else None
 
     def free(self) -> dict[str, str]:
-        """Returns the settings of the run that change nothing that it learns."""
         names = filter(_FREE.fullmatch, self.values)
         return {name: self.resolved(name) for name in names}
 
     def resolved(self, name: str) -> str:
-        """Returns a value, or that of the macro that it refers to."""
         return resolved(self.values, name)
 
     def is_path(self, name: str) -> bool:
-        """Tests whether a setting or macro is a path."""
         return is_path(name) or any(map(is_path, self.users(name)))
 
     def users(self, macro: str) -> list[str]:
@@ -295,7 +284,7 @@ class _Config:
 
 
 def _in_one_form(old: _Config, new: _Config) -> tuple[_Config, _Config]:
-    """Returns configs that write the same in one way.
+    """Returns configs that write equal settings equally.
 
     Python, and options in earlier versions, give each use of a factory a scope, or none
     to a single use, and write None for the default position of a prompt.
@@ -330,7 +319,6 @@ def _differ(
 
 
 def _plain(value: Any) -> Any:
-    """Returns a value with lists in place of tuples, which mean the same."""
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     return value

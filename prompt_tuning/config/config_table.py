@@ -41,10 +41,8 @@ RATE = "LEARNING_RATE"
 class ShippedConfig:
     """A shipped gin file, with the files that it includes.
 
-    Attributes:
-      name: name below `configs/`.
-      help: first sentence of its comment.
-      values: text of each value by the name of its setting or macro.
+    `name` is below `configs/`, `help` is the first sentence of its comment, and
+    `values` has the text of each value by setting or macro.
     """
 
     name: str
@@ -111,11 +109,7 @@ def choices_of(option: str) -> dict[str, ShippedConfig]:
 
 
 def find_choice(option: str, name: str) -> ShippedConfig:
-    """Returns the config of a choice.
-
-    Raises:
-      InputError: for an unknown name, with the nearest ones.
-    """
+    """Returns the config of a choice."""
     known = choices_of(option)
     if name not in known:
         raise InputError(
@@ -138,11 +132,10 @@ def settings_of(macro: str) -> frozenset[str]:
 
 
 def recipe_of_class(name: str, *, adapts: bool = False) -> ShippedConfig:
-    """Returns the shipped config that trains a class, which states its optimizer.
+    """Returns the shipped config that trains a class of prompts or adapters.
 
-    Args:
-      name: name of a class of prompts or adapters.
-      adapts: whether it is an adapter; an unknown one gets the optimizer of adapters.
+    It states the optimizer. If no config has the class, an adapter gets the optimizer
+    of adapters.
     """
     for file in choices_of("method").values():
         if name in file.trained:

@@ -1,11 +1,11 @@
 """Options of the command line about data: files, their form, and what is learned."""
 
-from prompt_tuning.config.flat_option import DATA, FlatOption
+from prompt_tuning.config.flat_option import DATA, FlatOption, in_group
 
-DATA_OPTIONS = (
+DATA_OPTIONS = in_group(
+    DATA,
     FlatOption(
         "train",
-        DATA,
         "training data: files (jsonl, json, csv, tsv, parquet, HDF5), globs or folders",
         "train/DataSource.files",
         kind=list,
@@ -14,7 +14,6 @@ DATA_OPTIONS = (
     ),
     FlatOption(
         "eval",
-        DATA,
         "held-out data, in the same forms",
         "evaluation/DataSource.files",
         kind=list,
@@ -24,33 +23,26 @@ DATA_OPTIONS = (
     ),
     FlatOption(
         "format",
-        DATA,
         "form of the lines; auto recognizes it by the keys",
         "DataSource.format",
     ),
     FlatOption(
-        "chat",
-        DATA,
-        "put pairs into the model's chat template too",
-        "DataSource.chat",
+        "chat", "put pairs into the model's chat template too", "DataSource.chat"
     ),
     FlatOption(
         "chat_template",
-        DATA,
         "file of another chat template",
         "DataSource.chat_template",
         metavar="FILE",
     ),
     FlatOption(
         "chat_date",
-        DATA,
         "date for a chat template that uses the current date",
         "DataSource.chat_date",
         metavar="DAY",
     ),
     FlatOption(
         "chat_template_kwargs",
-        DATA,
         "variables of the chat template, as JSON: '{\"enable_thinking\": false}'",
         "DataSource.chat_template_kwargs",
         kind=dict,
@@ -58,7 +50,6 @@ DATA_OPTIONS = (
     ),
     FlatOption(
         "turns",
-        DATA,
         "learn all answers of a conversation in one example (together), or each in an "
         "example of its own (apart); auto: together where the chat template only "
         "appends to what it wrote",
@@ -66,28 +57,24 @@ DATA_OPTIONS = (
     ),
     FlatOption(
         "prompt_key",
-        DATA,
         "key or column of the input",
         "DataSource.prompt_key",
         metavar="KEY",
     ),
     FlatOption(
         "completion_key",
-        DATA,
         "key or column of the text to learn",
         "DataSource.completion_key",
         metavar="KEY",
     ),
     FlatOption(
         "joiner",
-        DATA,
         "text to insert between an input and the text to learn, such as one space",
         "DataSource.joiner",
         metavar="TEXT",
     ),
     FlatOption(
         "template",
-        DATA,
         "prompt of each example as text, keys and vectors, such as "
         "'{soft:20} Review: {text} Mood:'",
         "DataSource.template",
@@ -95,7 +82,6 @@ DATA_OPTIONS = (
     ),
     FlatOption(
         "prompt_id_key",
-        DATA,
         "key or column of an example's task, for multitask methods",
         "DataSource.prompt_id_key",
         macro="PROMPT_ID_KEY",
@@ -103,34 +89,29 @@ DATA_OPTIONS = (
     ),
     FlatOption(
         "on_too_long",
-        DATA,
         "examples longer than the model's positions: stop, leave them out, or remove "
         "their beginning (truncate) or their end",
         "DataSource.on_too_long",
     ),
     FlatOption(
         "use_token_type_ids",
-        DATA,
         "learn by token types, and refuse data without them; if not given, types are "
         "used where the data has them, and else every token is learned",
         "DataSource.use_token_type_ids",
     ),
     FlatOption(
         "prompt_loss_weight",
-        DATA,
         "loss weight of prompt tokens (type 0), relative to those of completions",
         "DataSource.prompt_loss_weight",
         metavar="WEIGHT",
     ),
     FlatOption(
         "on_nothing_learned",
-        DATA,
         "rows without a learned token: stop, or leave them out and count them",
         "DataSource.on_nothing_learned",
     ),
     FlatOption(
         "max_examples",
-        DATA,
         "use the first N examples of each data set",
         "DataSource.maximum_examples",
         default="all",

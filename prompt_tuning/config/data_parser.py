@@ -18,20 +18,13 @@ _LITERALS = (tokenize.NAME, tokenize.NUMBER, tokenize.STRING)
 
 
 class DataParser(config_parser.ConfigParser):
-    """gin's parser, restricted to data.
+    """gin's parser, restricted to data; `allow_imports` accepts import statements.
 
-    Errors name the file and the line and do not repeat the line, because an include
-    can name any file.
+    Errors name the file and the line and do not repeat the line, because an include can
+    name any file.
     """
 
     def __init__(self, source: Any, delegate: Any, *, allow_imports: bool = False):
-        """Initializes the parser.
-
-        Args:
-          source: text, or an opened file.
-          delegate: makes the objects for references and macros.
-          allow_imports: whether import statements are accepted.
-        """
         self._allow_imports = allow_imports
         self._depth = 0
         self._current_token: Any
@@ -85,7 +78,6 @@ class DataParser(config_parser.ConfigParser):
         return True, value
 
     def _check_literal(self, value: Any, line: int) -> None:
-        """Refuses literals that no setting can be."""
         if type(value) is int and abs(value) > MAXIMUM_INTEGER:
             self._refuse(
                 f"contains the integer {shown(value)}, expected one from "
@@ -126,7 +118,7 @@ class DataParser(config_parser.ConfigParser):
 
 
 def is_text(value: str) -> bool:
-    """Returns whether a text can be part of a file name and of a file's content."""
+    """Tests whether a text can be part of a file name and of a file's content."""
     try:
         return b"\0" not in os.fsencode(value)
     except UnicodeEncodeError:

@@ -24,7 +24,7 @@ Built = TypeVar("Built", covariant=True)
 
 @dataclasses.dataclass(frozen=True)
 class Configured(Generic[Built]):
-    """A factory's name and some of its parameters; `Built` is what it builds.
+    """A factory's name and some of its parameters; `Built` is the type that it builds.
 
     Attributes:
       name: name that gin knows the factory by, such as "SoftPrompt".
@@ -53,11 +53,7 @@ class Configured(Generic[Built]):
         return factory_named(self.name)
 
     def build(self) -> Any:
-        """Builds the object; a prompt class with its parameters set, for a run to call.
-
-        Raises:
-          InputError: if a parameter is missing or cannot be used.
-        """
+        """Builds the object, or a prompt class with its parameters, to be called."""
         from prompt_tuning.config.parameter_checks import check_parameter
 
         values = {name: built(value) for name, value in self}
@@ -93,11 +89,7 @@ class Configurable:
         self.__module__ = "prompt_tuning"
 
     def __call__(self, *arguments: Any, **parameters: Any) -> Configured:
-        """Checks the parameters' names and returns the settings.
-
-        Raises:
-          InputError: for a parameter that the factory does not have.
-        """
+        """Checks the parameters' names and returns the settings."""
         known = parameter_names(self.name)
         if len(arguments) > len(known):
             raise InputError(
@@ -175,11 +167,7 @@ def _signature(arguments: ast.arguments) -> inspect.Signature:
 
 @functools.cache
 def factory_named(name: str) -> Any:
-    """Returns the factory that gin knows by a name.
-
-    Raises:
-      InputError: if there is none.
-    """
+    """Returns the factory that gin knows by a name."""
     from prompt_tuning.config.factories import import_factories
 
     factories = import_factories()
@@ -196,10 +184,9 @@ def factory_signature(factory: Any) -> inspect.Signature:
 
 
 def default_text(name: str) -> str | None:
-    """Returns the default of a setting as a config writes it; None if it has none.
+    """Returns the default of a setting as a config writes it, or None.
 
-    Args:
-      name: name of the setting, such as `train/DataSource.buckets`.
+    The name is for example `train/DataSource.buckets`.
     """
     from prompt_tuning.config.factories import FACTORIES
 

@@ -3,23 +3,8 @@
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from prompt_tuning.config.config_table import (
-    BASE,
-    DEFAULT_METHOD,
-    FOLDERS,
-    TEMPLATE,
-    ShippedConfig,
-    find_choice,
-    shipped,
-)
+from prompt_tuning.config import config_table, option_checks
 from prompt_tuning.config.flat_options import ADDED, HEAD, PROBLEM
-from prompt_tuning.config.option_checks import (
-    EVALUATES,
-    Choices,
-    check_frozen,
-    check_training,
-    default_directory,
-)
 from prompt_tuning.config.options import TABLE
 
 IMPLIED = {
@@ -29,17 +14,15 @@ IMPLIED = {
     "Pipeline": "Run.pipeline = @Pipeline()",
 }
 """Bindings that refer to a factory if a user sets one of the factory's values."""
-MODEL_FILE = BASE[0]
+MODEL_FILE = config_table.BASE[0]
 ADAPTERS_FILE, HEAD_FILE = "adapters/training.gin", "adapters/class_head.gin"
 LABELS = "ClassHead.labels"
 
 
 class FlatConfig(NamedTuple):
-    """A config that options stand for.
+    """The gin files and bindings that options stand for.
 
-    Attributes:
-      files: gin files.
-      lines: bindings that override them, and that the bindings of a user override.
+    The bindings override the files, and a user's bindings override both.
     """
 
     files: list[str]
@@ -47,7 +30,7 @@ class FlatConfig(NamedTuple):
 
 
 def flat_config(
-    choices: Choices,
+    choices: option_checks.Choices,
     bindings: Sequence[str] = (),
     directory: str | None = None,
     files: Sequence[str] = (),
@@ -59,23 +42,22 @@ def flat_config(
       bindings: a user's bindings, which the config leaves out.
       directory: directory of the run, which overrides `--out`.
       files: gin files of the model.
-
-    Raises:
-      InputError: for an option that is missing or cannot be used.
     """
-    check_training(choices)
-    out = directory or choices.get("out") or default_directory(choices)
-    method = find_choice("method", choices.get("method", DEFAULT_METHOD))
+    option_checks.check_training(choices)
+    out = directory or choices.get("out") or option_checks.default_directory(choices)
+    method = config_table.find_choice(
+        "method", choices.get("method", config_table.DEFAULT_METHOD)
+    )
     chosen = [method]
     if "template" in choices:
-        chosen.append(shipped(TEMPLATE))
-    for option in FOLDERS:
+        chosen.append(config_table.shipped(config_table.TEMPLATE))
+    for option in config_table.FOLDERS:
         if option in choices and option != "method":
-            chosen.append(find_choice(option, choices[option]))
-    names = [*BASE, *(config.name for config in chosen)]
-    macros = set[str]().union(*(shipped(name).macros for name in names))
+            chosen.append(config_table.find_choice(option, choices[option]))
+    names = [*config_table.BASE, *(config.name for config in chosen)]
+    macros = set[str]().union(*(config_table.shipped(name).macros for name in names))
     if HEAD in choices:
-        macros |= shipped(HEAD_FILE).macros
+        macros |= config_table.shipped(HEAD_FILE).macros
     lines = _set({**choices, "out": str(out)}, macros)
     if "eval" not in choices:
         lines += ["Run.evaluation = None", "EVALUATION_FILES = []"]
@@ -83,37 +65,33 @@ def flat_config(
         lines += _in_template(method)
     lines += _trained_beside(method, choices)
     return FlatConfig(
-        [*names[: len(BASE)], *files, *names[len(BASE) :]], lines + _implied(bindings)
+        [*names[: len(config_table.BASE)], *files, *names[len(config_table.BASE) :]],
+        lines + _implied(bindings),
     )
 
 
-def frozen_config(choices: Choices, bindings: Sequence[str] = ()) -> FlatConfig:
-    """Returns the config of a run that trains nothing.
+def frozen_config(
+    choices: option_checks.Choices, bindings: Sequence[str] = ()
+) -> FlatConfig:
+    """Returns the config of a run that trains nothing: a model, and perhaps data.
 
-    It has a frozen model, and held-out data if they are given.
-
-    Args:
-      choices: values of the options that were given, by name.
-      bindings: a user's bindings, which the config leaves out.
-
-    Raises:
-      InputError: if there is no model.
+    For the arguments see `flat_config`.
     """
-    check_frozen(choices)
-    lines = _set(choices, shipped(MODEL_FILE).macros)
+    option_checks.check_frozen(choices)
+    lines = _set(choices, config_table.shipped(MODEL_FILE).macros)
     if "eval" in choices:
-        lines += EVALUATES
+        lines += option_checks.EVALUATES
     return FlatConfig([MODEL_FILE], lines + _implied(bindings))
 
 
-def _set(choices: Choices, macros: Collection[str]) -> list[str]:
+def _set(choices: option_checks.Choices, macros: Collection[str]) -> list[str]:
     """Binds the settings of options, and the macros that files use for them."""
     lines = []
     for option in TABLE:
         value = choices.get(option.name)
         if value is None and type(option.default) is int and option.macro in macros:
             value = option.default
-        if value is None or option.name in FOLDERS:
+        if value is None or option.name in config_table.FOLDERS:
             continue
         text = repr(value)
         if option.macro in macros:
@@ -127,11 +105,14 @@ def _set(choices: Choices, macros: Collection[str]) -> list[str]:
     return lines
 
 
-def _trained_beside(method: ShippedConfig, choices: Choices) -> list[str]:
+def _trained_beside(
+    method: config_table.ShippedConfig, choices: option_checks.Choices
+) -> list[str]:
     """Lets a method train rows of tokens or a class head too.
 
     Rows of tokens are trained by the method's optimizer. So is a head beside an
-    adapter; beside a prompt, whose rate would be far too high, it has its own.
+    adapter; beside a prompt it has another one, because the prompt's rate would be far
+    too high.
     """
     adapters = method.values.get("Run.adapters", "[]").strip("[]")
     listed = {ADDED: "@TrainedTokens()", HEAD: "@ClassHead()"}
@@ -144,7 +125,7 @@ def _trained_beside(method: ShippedConfig, choices: Choices) -> list[str]:
         return lines
     beside = [*filter(None, [adapters]), *more]
     lines.append(f"Run.adapters = [{', '.join(beside)}]")
-    training = shipped(ADAPTERS_FILE)
+    training = config_table.shipped(ADAPTERS_FILE)
     if listed[HEAD] not in more or set(training.regexes) <= set(method.regexes):
         regexes = dict.fromkeys([*method.regexes, *training.regexes])
         return [*lines, f"ParameterGroup.regexes = {list(regexes)}"]
@@ -160,7 +141,7 @@ def _trained_beside(method: ShippedConfig, choices: Choices) -> list[str]:
     ]
 
 
-def _in_template(method: ShippedConfig) -> list[str]:
+def _in_template(method: config_table.ShippedConfig) -> list[str]:
     """Lets only a soft prompt of the input start from the words of a template."""
     lines = [IMPLIED["Prompting"]]
     initializer = method.values.get("SoftPrompt.initializer")

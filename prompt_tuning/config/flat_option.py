@@ -15,7 +15,6 @@ class FlatOption:
 
     Attributes:
       name: name without dashes.
-      group: one of `GROUPS`.
       help: description, without the default.
       setting: parameter that it sets, as configs write it; empty if it depends on the
         method. The option has its type, its default and its literal choices, which
@@ -23,16 +22,16 @@ class FlatOption:
       kind: `str`, `list` for several texts, `dict` for an object of JSON, `bool` for a
         flag, or for a number a type with a range, such as `PositiveInteger`; None for
         the type of its setting.
-      item: type of each of several values.
+      item: type of the values of a list.
       macro: name that shipped configs use for the value, if any.
-      default: default that help shows; None if there is none, and a text where the
-        default depends on other options.
-      choices: values that are accepted; empty for all.
+      default: default that help shows, or None; a text where it depends on other
+        options.
+      choices: accepted values; empty for all.
       metavar: name of the value in help.
+      group: one of `GROUPS`, which `in_group` sets.
     """
 
     name: str
-    group: str
     help: str
     setting: str = ""
     kind: Any = None
@@ -41,6 +40,7 @@ class FlatOption:
     default: Any = None
     choices: tuple[str, ...] = ()
     metavar: str | None = None
+    group: str = ""
 
     @property
     def is_number(self) -> bool:
@@ -51,3 +51,8 @@ class FlatOption:
     def flag(self) -> str:
         """The option as it is typed."""
         return f"--{self.name}"
+
+
+def in_group(group: str, *options: FlatOption) -> tuple[FlatOption, ...]:
+    """Returns options in a group of help."""
+    return tuple(dataclasses.replace(option, group=group) for option in options)

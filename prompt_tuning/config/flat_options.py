@@ -7,24 +7,14 @@ option to type in it. An option for a parameter has its type and default, which
 
 from typing import get_args
 
+from prompt_tuning.config import flat_option
 from prompt_tuning.config.data_options import DATA_OPTIONS
-from prompt_tuning.config.flat_option import (
-    EVALUATION,
-    METHOD,
-    MODEL,
-    OUTPUT,
-    TRAINING,
-    FlatOption,
-)
+from prompt_tuning.config.flat_option import FlatOption, in_group
 from prompt_tuning.config.lora_options import LORA_OPTIONS
 from prompt_tuning.config.rollout_options import ROLLOUT_OPTIONS
+from prompt_tuning.core import number_ranges
 from prompt_tuning.core.metric_directions import AUTO, DIRECTIONS
 from prompt_tuning.core.model_choices import ClassProblem
-from prompt_tuning.core.number_ranges import (
-    AxisLength,
-    NonnegativeNumber,
-    PositiveNumber,
-)
 from prompt_tuning.core.quantization.stores import DTYPES, PARAMETER_DTYPES
 
 ADDED, HEAD, PROBLEM = "add_tokens", "head", "problem"
@@ -32,27 +22,16 @@ BESIDE = (ADDED, HEAD, PROBLEM)
 """The options of what is trained beside any method."""
 
 OF_LOSSES = (
-    "context",
-    "context_key",
-    "contexts",
-    "divergence",
-    "beta",
-    "reference",
-    "margin",
-    "reward",
-    "group",
-    "new_tokens",
-    "temperature",
-    "updates",
-    "resample",
-    "replay",
+    *("context", "context_key", "contexts", "divergence", "beta", "reference"),
+    *("margin", "reward", "group", "new_tokens", "temperature"),
+    *("updates", "resample", "replay"),
 )
 """Options that only some losses have."""
 
-TABLE = (
+MODEL_OPTIONS = in_group(
+    flat_option.MODEL,
     FlatOption(
         "model",
-        MODEL,
         "Hugging Face folder or hub name such as Qwen/Qwen3-0.6B, T5X checkpoint, or a "
         "bundled model such as bundled:skills-decoder",
         "Pretrained.checkpoint",
@@ -61,7 +40,6 @@ TABLE = (
     ),
     FlatOption(
         "tokenizer",
-        MODEL,
         "file or folder of the tokenizer",
         "Pretrained.tokenizer",
         macro="TOKENIZER",
@@ -70,7 +48,6 @@ TABLE = (
     ),
     FlatOption(
         "parameter_dtype",
-        MODEL,
         "type that the frozen weights are stored in",
         "Pretrained.parameter_dtype",
         choices=PARAMETER_DTYPES,
@@ -78,51 +55,46 @@ TABLE = (
     ),
     FlatOption(
         "quantization_group",
-        MODEL,
         "number of inputs that share a scale in weights of type int4 and nf4",
         "Pretrained.quantization_group",
         default=64,
     ),
     FlatOption(
         "quantized_tables",
-        MODEL,
         "store the embedding table and the output head in int8, int4 or nf4 too",
         "Pretrained.quantized_tables",
         kind=bool,
     ),
     FlatOption(
         "compute_dtype",
-        MODEL,
         "type of activations",
         "Pretrained.compute_dtype",
         choices=DTYPES,
     ),
     FlatOption(
         "attention",
-        MODEL,
         "how attention is computed: with a fused kernel of the GPU, without one, or "
         "with one where it can be used",
         "Pretrained.attention",
     ),
-    *DATA_OPTIONS,
+)
+METHOD_OPTIONS = in_group(
+    flat_option.METHOD,
     FlatOption(
         "method",
-        METHOD,
         "what to train; the methods are listed below",
         default="soft",
         metavar="NAME",
     ),
     FlatOption(
         "prompt_length",
-        METHOD,
         "number of prompt vectors, or of keys and values",
-        kind=AxisLength,
+        kind=number_ranges.AxisLength,
         macro="PROMPT_LENGTH",
         default=20,
     ),
     FlatOption(
         "rank",
-        METHOD,
         "rank of LoRA, or of multitask_factorized",
         "LoRA.rank",
         macro="RANK",
@@ -131,7 +103,6 @@ TABLE = (
     *LORA_OPTIONS,
     FlatOption(
         ADDED,
-        METHOD,
         "texts of tokens whose rows of the embedding table are trained too, with any "
         "method; a text that is no token yet is added to the tokenizer",
         "TrainedTokens.tokens",
@@ -141,7 +112,6 @@ TABLE = (
     ),
     FlatOption(
         HEAD,
-        METHOD,
         "train a head that scores the --labels by the last state of a prompt, the "
         "first (encoders), or the mean of its states, with any method; the model then "
         "generates no text",
@@ -150,7 +120,6 @@ TABLE = (
     ),
     FlatOption(
         PROBLEM,
-        METHOD,
         "what a head decides: one of the --labels, any of them, a number, or one of "
         "them for each word (default: single_label)",
         "ClassHead.problem",
@@ -158,14 +127,12 @@ TABLE = (
     ),
     FlatOption(
         "prompt_text",
-        METHOD,
         "text of the methods text, text_prefix, memory and wayward",
         macro="PROMPT_TEXT",
         metavar="TEXT",
     ),
     FlatOption(
         "prompt_examples",
-        METHOD,
         "file with a prompt and its completion as JSON in each line, which the method "
         "cpt starts from",
         macro="PROMPT_EXAMPLES",
@@ -173,90 +140,66 @@ TABLE = (
     ),
     FlatOption(
         "prompt_file",
-        METHOD,
         "NumPy file, run directory or PEFT folder of the method file",
         macro="PROMPT_FILE",
         metavar="PATH",
     ),
     FlatOption(
         "tasks",
-        METHOD,
         "number of tasks of a multitask method",
-        kind=AxisLength,
+        kind=number_ranges.AxisLength,
         macro="TASKS",
     ),
     FlatOption(
         "shared_features",
-        METHOD,
         "shared columns of multitask_concat_features and multitask_project",
-        kind=AxisLength,
+        kind=number_ranges.AxisLength,
         macro="SHARED_FEATURES",
     ),
     FlatOption(
         "task_features",
-        METHOD,
         "columns of each task of multitask_concat_features",
-        kind=AxisLength,
+        kind=number_ranges.AxisLength,
         macro="TASK_FEATURES",
     ),
+)
+TRAINING_OPTIONS = in_group(
+    flat_option.TRAINING,
     FlatOption(
         "learning_rate",
-        TRAINING,
         "learning rate",
-        kind=PositiveNumber,
+        kind=number_ranges.PositiveNumber,
         macro="LEARNING_RATE",
         default="the method's",
         metavar="RATE",
     ),
-    FlatOption(
-        "optimizer",
-        TRAINING,
-        "optimizer",
-        default="the method's",
-    ),
+    FlatOption("optimizer", "optimizer", default="the method's"),
     FlatOption(
         "schedule",
-        TRAINING,
         "learning rate over the run: constant, or after a short warm-up linear or "
         "cosine (a decay to 5 %%) or rsqrt (with the inverse root of the step)",
         default="constant",
     ),
-    FlatOption(
-        "steps",
-        TRAINING,
-        "optimizer steps of the whole run",
-        "Run.steps",
-        macro="STEPS",
-    ),
+    FlatOption("steps", "optimizer steps of the whole run", "Run.steps", macro="STEPS"),
     FlatOption(
         "epochs",
-        TRAINING,
         "how often each example is read, instead of --steps; rounded up to whole steps",
-        kind=PositiveNumber,
+        kind=number_ranges.PositiveNumber,
     ),
     FlatOption(
-        "batch_size",
-        TRAINING,
-        "examples of a batch",
-        "DataSource.batch_size",
-        macro="BATCH_SIZE",
+        "batch_size", "examples of a batch", "DataSource.batch_size", macro="BATCH_SIZE"
     ),
     FlatOption(
-        "accumulate",
-        TRAINING,
-        "batches whose gradients are summed for a step",
-        "Run.accumulate",
+        "accumulate", "batches whose gradients are summed for a step", "Run.accumulate"
     ),
     FlatOption(
         "loss",
-        TRAINING,
         "what to minimize; the losses are listed below",
         default="cross_entropy",
         metavar="NAME",
     ),
     FlatOption(
         "context",
-        TRAINING,
         "text that a distillation puts into the prompt",
         "ContextDistillation.context",
         macro="CONTEXT",
@@ -264,7 +207,6 @@ TABLE = (
     ),
     FlatOption(
         "context_key",
-        TRAINING,
         "key of the text that a distillation's teacher reads before each record",
         "ContextDistillation.context_key",
         macro="CONTEXT_KEY",
@@ -272,7 +214,6 @@ TABLE = (
     ),
     FlatOption(
         "contexts",
-        TRAINING,
         "jsonl file of texts, whose numbers are under the context_key",
         "ContextDistillation.contexts",
         kind=str,
@@ -282,7 +223,6 @@ TABLE = (
     ),
     FlatOption(
         "divergence",
-        TRAINING,
         "how a distillation compares the model with its teacher",
         "ContextDistillation.divergence",
         macro="DIVERGENCE",
@@ -290,17 +230,15 @@ TABLE = (
     ),
     FlatOption(
         "beta",
-        TRAINING,
         "strength of a preference: the pull towards the frozen model of dpo, kto and "
         "losses that learn from rewards, the weight of orpo's odds ratio, simpo's "
         "factor; in a distillation the teacher's weight of the divergence jsd",
-        kind=NonnegativeNumber,
+        kind=number_ranges.NonnegativeNumber,
         macro="BETA",
         default="0.1; 2 for simpo; 0 with rewards; 0.5 for jsd",
     ),
     FlatOption(
         "reference",
-        TRAINING,
         "what dpo and kto compare with: the frozen model, run in_step or precomputed, "
         "what the run in a directory trained, or none",
         macro="REFERENCE",
@@ -309,29 +247,26 @@ TABLE = (
     ),
     FlatOption(
         "margin",
-        TRAINING,
         "margin that simpo's chosen answers are to lead by",
-        kind=NonnegativeNumber,
+        kind=number_ranges.NonnegativeNumber,
         macro="MARGIN",
         default="1",
     ),
     *ROLLOUT_OPTIONS,
     FlatOption(
         "start_from",
-        TRAINING,
         "run directory, checkpoint, PEFT folder or prompt file to start from",
         "Run.start_from",
         metavar="PATH",
     ),
     FlatOption(
-        "seed",
-        TRAINING,
-        "seed of initial values, the order of examples, and dropout",
-        "Run.seed",
+        "seed", "seed of initial values, the order of examples, and dropout", "Run.seed"
     ),
+)
+EVALUATION_OPTIONS = in_group(
+    flat_option.EVALUATION,
     FlatOption(
         "labels",
-        EVALUATION,
         "the possible completions of a classification task, to measure the accuracy "
         "among them",
         "Evaluation.labels",
@@ -341,13 +276,11 @@ TABLE = (
     ),
     FlatOption(
         "exact_match",
-        EVALUATION,
         "also measure how many completions greedy decoding generates",
         "Evaluation.exact_match",
     ),
     FlatOption(
         "keep_best",
-        EVALUATION,
         "metric of the held-out data that chooses the best checkpoint; auto is "
         "label_accuracy with --labels, entity_f1 with tags of entities, and else loss",
         "Run.keep_best",
@@ -356,13 +289,14 @@ TABLE = (
     ),
     FlatOption(
         "eval_every",
-        EVALUATION,
         "steps between evaluations; 0 for only one at the end",
         "Run.evaluate_every",
     ),
+)
+OUTPUT_OPTIONS = in_group(
+    flat_option.OUTPUT,
     FlatOption(
         "out",
-        OUTPUT,
         "run directory: checkpoints, log and config",
         "Run.directory",
         macro="RUN_DIRECTORY",
@@ -371,23 +305,24 @@ TABLE = (
     ),
     FlatOption(
         "save_every",
-        OUTPUT,
         "steps between checkpoints; 0 for only those of evaluations and the end",
         "Run.save_every",
     ),
-    FlatOption(
-        "log_every",
-        OUTPUT,
-        "steps between lines of the log",
-        "Run.log_every",
-    ),
+    FlatOption("log_every", "steps between lines of the log", "Run.log_every"),
     FlatOption(
         "loggers",
-        OUTPUT,
         "programs that get the lines of the log too: tensorboard, wandb and trackio",
         "Run.loggers",
         kind=list,
         default="tensorboard if tensorboardX is installed",
         metavar="NAME",
     ),
+)
+TABLE = (
+    *MODEL_OPTIONS,
+    *DATA_OPTIONS,
+    *METHOD_OPTIONS,
+    *TRAINING_OPTIONS,
+    *EVALUATION_OPTIONS,
+    *OUTPUT_OPTIONS,
 )

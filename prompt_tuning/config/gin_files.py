@@ -64,9 +64,7 @@ def read_run(
       allow_unused: whether bindings may set parameters that the run does not use.
 
     Raises:
-      InputError: for a missing file or include, an import statement, a misspelled name
-        or parameter, a config without a model, an unused binding, and for values that
-        cannot be used.
+      InputError: if the config cannot be used; the message names the file or binding.
     """
     config = GivenConfig.read(
         files,
@@ -96,17 +94,9 @@ def read_run_directory(
     choices: Choices | None = None,
     allow_imports: bool = False,
 ) -> Run:
-    """Reads the run of a directory.
+    """Reads the run of a directory by its config, which the arguments override.
 
-    Args:
-      directory: a run directory with its config.
-      bindings: override the config, as `files` do.
-      files: gin files.
-      choices: see `read_run`.
-      allow_imports: see `read_run`.
-
-    Raises:
-      InputError: if the config cannot be used.
+    For the arguments see `read_run`.
     """
     check_links(directory, CONFIG_FILE, IDENTITY_FILE)
     config = str(directory / CONFIG_FILE)

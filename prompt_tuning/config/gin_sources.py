@@ -91,10 +91,7 @@ class ConfigSources:
     def check_file(self, name: str) -> None:
         """Reads and checks a file and all that it includes.
 
-        Raises:
-          InputError: for a file that is missing or too large, an import statement, and
-            includes that are too many, too deep or circular.
-          SyntaxError: for content that gin cannot parse.
+        SyntaxError if gin cannot parse it.
         """
         self._values = self._given.setdefault(name, {})
         self._check_file(name, "", ())
@@ -111,14 +108,11 @@ class ConfigSources:
         self._bound |= self._values.keys()
 
     def check_order(self) -> None:
-        """Refuses a file that silently undoes what a file given before it is for.
+        """Refuses a file that silently undoes the purpose of a file given before it.
 
         The file of an adapter or a prompt changes what a run trains, so it belongs
         after the file of the run, which is recognized by its number of steps. Call this
         after all files and bindings are checked.
-
-        Raises:
-          InputError: with the two files and what they set differently.
         """
         for earlier, later in itertools.combinations(self._given, 2):
             before, values = self._given[earlier], self._given[later]
@@ -185,7 +179,6 @@ class ConfigSources:
         self._check_text(_NamedText(text, path), (*outer, real))
 
     def _check_text(self, source: Any, outer: tuple[str, ...]) -> None:
-        """Parses a file or a binding, and checks what it includes."""
         parser = DataParser(source, self._references, allow_imports=self._allow_imports)
         for statement in parser:
             if isinstance(statement, config_parser.BindingStatement):
@@ -236,11 +229,7 @@ class _Reference:
 
 
 class _References(config_parser.ParserDelegate):
-    """Keeps references and macros as they are written.
-
-    Attributes:
-      macros: names of the macros.
-    """
+    """Keeps references and macros as they are written; `macros` are names."""
 
     def __init__(self):
         self.macros: set[str] = set()
@@ -248,21 +237,15 @@ class _References(config_parser.ParserDelegate):
     def configurable_reference(
         self, scoped_configurable_name: str, evaluate: bool
     ) -> _Reference:
-        """Returns a reference to a factory."""
         return _Reference(f"@{scoped_configurable_name}{'()' * evaluate}")
 
     def macro(self, macro_name: str) -> _Reference:
-        """Returns a macro."""
         self.macros.add(macro_name)
         return _Reference(f"%{macro_name}")
 
 
 def _find(name: str, origin: str) -> str:
-    """Returns the path that gin reads for the name of a file.
-
-    Raises:
-      InputError: if there is no such file.
-    """
+    """Returns the path that gin reads for the name of a file."""
     folders = [""]
     if not Path(name).is_absolute():
         folders += map(str, filter(Path.is_dir, CONFIG_FOLDERS))

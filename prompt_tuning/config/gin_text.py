@@ -17,17 +17,14 @@ from prompt_tuning.core.errors import InputError, shown
 def gin_bindings(root: Configured, factories: frozenset[str]) -> list[str]:
     """Writes settings as bindings, such as `SoftPrompt.length = 20`.
 
-    A factory that occurs several times gets a scope for each, such as in
-    `train/DataSource.files` and `evaluation/DataSource.files`; parameters that all of
-    them share are bound once, without a scope.
+    A factory that occurs more than once gets a scope for each use, as in
+    `train/DataSource.files` and `evaluation/DataSource.files`; parameters that all uses
+    share are bound once, without a scope.
 
     Args:
       root: settings, usually of `Run`.
       factories: names that the run itself calls, with a key and the vocabulary (prompt
         classes); references to all others are called by gin.
-
-    Raises:
-      InputError: for a value that a config cannot hold.
     """
     uses: dict[str, list[Configured]] = {}
     for node in _walk(root):
@@ -75,14 +72,12 @@ def gin_bindings(root: Configured, factories: frozenset[str]) -> list[str]:
 
 
 def _is_shared(name: str, value: Any, nodes: Sequence[Configured]) -> bool:
-    """Returns whether all uses of a factory have the same plain value."""
     return not any(_walk(value)) and all(
         name in node.parameters and node.parameters[name] == value for node in nodes
     )
 
 
 def _walk(value: Any) -> Iterator[Configured]:
-    """Yields all settings in a value."""
     if isinstance(value, Configured):
         yield value
         for _, inner in value:

@@ -24,9 +24,6 @@ def check_values(factories: Mapping[str, Callable[..., Any]]) -> None:
     """Checks the types of all bound values, and that no reference is circular.
 
     Values that a factory makes are not known yet and not checked.
-
-    Raises:
-      InputError: for the first value that cannot be used.
     """
     bindings: Bindings = private_part("gin.config._CONFIG")
     expansion = _Expansion(bindings)
@@ -50,11 +47,7 @@ class _Expansion:
         self._values = self._references = 0
 
     def value(self, value: Any, scope: str, depth: int) -> Any:
-        """Returns a value with its macros replaced, and `_Unknown` for made objects.
-
-        Raises:
-          InputError: if there are too many values, or a reference is circular.
-        """
+        """Returns a value with its macros replaced, and `_Unknown` for made objects."""
         if isinstance(value, gin_config.ConfigurableReference):
             return self._reference(value, scope, depth + 1)
         if isinstance(value, list | tuple):
@@ -117,11 +110,6 @@ class _Expansion:
 
 
 def _dictionary(keys: list[Any], items: list[Any]) -> Any:
-    """Returns a dictionary.
-
-    Raises:
-      InputError: if a key is a list or a dictionary, which a macro can be.
-    """
     try:
         return dict(zip(keys, items, strict=True))
     except TypeError:
@@ -129,7 +117,6 @@ def _dictionary(keys: list[Any], items: list[Any]) -> Any:
 
 
 def _has_unknown(value: Any) -> bool:
-    """Returns whether a value contains something that a factory will make."""
     if isinstance(value, list | tuple):
         return any(map(_has_unknown, value))
     if isinstance(value, dict):

@@ -1,13 +1,12 @@
 """The options of LoRA: where it adapts the model, and how."""
 
-from prompt_tuning.config.flat_option import METHOD, FlatOption
+from prompt_tuning.config.flat_option import FlatOption
 from prompt_tuning.core.adapter_names import LORA_PLUS_RATIO
 from prompt_tuning.core.number_ranges import NonnegativeInteger, PositiveNumber
 
 LORA_OPTIONS = (
     FlatOption(
         "lora_at",
-        METHOD,
         "modules that LoRA adapts: all-linear, or names or their ends as in PEFT's "
         "target_modules, e.g. q_proj v_proj; queries and values without this option",
         "LoRA.at",
@@ -16,25 +15,21 @@ LORA_OPTIONS = (
     ),
     FlatOption(
         "lora_alpha",
-        METHOD,
         "scale of LoRA; its product is multiplied by alpha / rank",
         "LoRA.alpha",
     ),
     FlatOption(
         "lora_rank_stabilized",
-        METHOD,
         "multiply LoRA's product by alpha / sqrt(rank) instead",
         "LoRA.rank_stabilized",
     ),
     FlatOption(
         "lora_dropout",
-        METHOD,
         "share of the elements of LoRA's input that each training step zeroes",
         "LoRA.dropout",
     ),
     FlatOption(
         "lora_layers",
-        METHOD,
         "numbers of the blocks that LoRA adapts, from 0; all without this option",
         "LoRA.layers",
         kind=list,
@@ -43,7 +38,6 @@ LORA_OPTIONS = (
     ),
     FlatOption(
         "lora_rank_pattern",
-        METHOD,
         "ranks of some modules by expressions, as in PEFT: '{\"down_proj\": 16}'",
         "LoRA.rank_pattern",
         kind=dict,
@@ -51,33 +45,24 @@ LORA_OPTIONS = (
     ),
     FlatOption(
         "lora_alpha_pattern",
-        METHOD,
         "alphas of some modules by expressions, as in PEFT",
         "LoRA.alpha_pattern",
         kind=dict,
         metavar="JSON",
     ),
-    FlatOption(
-        "lora_initial",
-        METHOD,
-        "first values of LoRA, by PEFT's names",
-        "LoRA.initial",
-    ),
+    FlatOption("lora_initial", "first values of LoRA, by PEFT's names", "LoRA.initial"),
     FlatOption(
         "lora_eva_rho",
-        METHOD,
         "maximum rank of a layer with --lora_initial eva, in units of --rank",
         "LoRA.eva_rho",
     ),
     FlatOption(
         "dora",
-        METHOD,
         "train a magnitude of each output of LoRA's projections too (DoRA)",
         "LoRA.dora",
     ),
     FlatOption(
         "lora_invocation",
-        METHOD,
         "ids of tokens from whose last occurrence in a row on LoRA acts (aLoRA); "
         "everywhere without this option",
         "LoRA.invocation",
@@ -87,13 +72,11 @@ LORA_OPTIONS = (
     ),
     FlatOption(
         "lora_bias",
-        METHOD,
         "biases of the model that are trained beside LoRA, by PEFT's names",
         "LoRA.bias",
     ),
     FlatOption(
         "lora_plus_ratio",
-        METHOD,
         "learning rate of LoRA's second factor b, in units of the first one's (LoRA+)",
         "ParameterGroup.lora_plus_ratio",
         kind=PositiveNumber,

@@ -46,7 +46,7 @@ def complete_config() -> str:
 def complete_values() -> Values:
     """Returns the values of all factories that the run refers to.
 
-    Values are those of `complete_config`, by scope and factory. The config has to be
+    They are in `complete_config`, here by scope and factory. The config has to be
     parsed, and its factories need not have been called.
     """
     complete: Values = {key: dict(values) for key, values in _operative().items()}
@@ -71,7 +71,6 @@ def _operative() -> Values:
 
 
 def _references(scope: str, values: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Returns the references in a factory's values, with the scope of the factory."""
     return [(scope, x) for x in gin_config.iterate_references(dict(values))]
 
 
@@ -126,10 +125,6 @@ def _effective(name: str, parameter: str, used: Mapping[tuple[str, str], Any]) -
 
 
 def check_used(unused: Mapping[str, str]) -> None:
-    """Refuses bindings that have no effect; see `unused_bindings`.
-
-    Raises:
-      InputError: for the first of them.
-    """
+    """Refuses bindings without effect; see `unused_bindings`."""
     for key, reason in unused.items():
         raise InputError(f"--gin.{shortened(key)} has no effect: {reason}")

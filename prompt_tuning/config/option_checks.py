@@ -44,11 +44,7 @@ PATHS = {"model": check_checkpoint, "train": contains_text, "eval": contains_tex
 
 
 def check_numbers(choices: Choices) -> None:
-    """Checks that numbers are in the ranges of their options.
-
-    Raises:
-      InputError: for the first one that is not.
-    """
+    """Refuses numbers outside the ranges of their options."""
     for name, value in choices.items():
         option = OPTIONS[name]
         number = as_number(value)
@@ -57,11 +53,7 @@ def check_numbers(choices: Choices) -> None:
 
 
 def check_duration(choices: Choices, bindings: Sequence[str]) -> None:
-    """Checks that the length of a run is given in steps or in epochs.
-
-    Raises:
-      InputError: if both are given.
-    """
+    """Refuses a length of the run both in steps and in epochs."""
     steps = OPTIONS["steps"]
     bound = {binding.partition("=")[0].strip() for binding in bindings}
     if "epochs" in choices and (
@@ -73,11 +65,7 @@ def check_duration(choices: Choices, bindings: Sequence[str]) -> None:
 
 
 def check_training(choices: Choices) -> None:
-    """Checks the options of a run without a config.
-
-    Raises:
-      InputError: if an option is missing, or has no effect.
-    """
+    """Refuses a run without a config if an option is missing or has no effect."""
     if not choices:
         raise InputError(START)
     for name in ("model", "train"):
@@ -118,43 +106,30 @@ def check_training(choices: Choices) -> None:
 
 
 def check_paths(choices: Choices) -> None:
-    """Checks the model and the files that options name.
-
-    Raises:
-      InputError: for the first that cannot be used.
-    """
+    """Checks the model and the files that options name."""
     for name, check in PATHS.items():
         if name in choices:
             check(choices[name])
 
 
 def check_frozen(choices: Choices) -> None:
-    """Checks the options of a frozen model without a config.
-
-    Raises:
-      InputError: if there is no model.
-    """
+    """Refuses a run without a config and without a model."""
     if "model" not in choices:
         raise InputError(NO_MODEL)
 
 
 def _uses(config: ShippedConfig, name: str) -> bool:
-    """Returns whether an option sets a macro or a setting of a config."""
+    """Tests whether an option sets a macro or a setting of a config."""
     option = OPTIONS[name]
     return option.macro in config.macros or option.setting in config.values
 
 
 def _users(kind: str, name: str) -> str:
-    """Lists the methods or losses that use an option."""
     return ", ".join(x for x, file in choices_of(kind).items() if _uses(file, name))
 
 
 def _check_needed(choice: str, config: ShippedConfig, choices: Choices) -> None:
-    """Checks that options are given if a config has no value for them.
-
-    Raises:
-      InputError: for the first that is missing.
-    """
+    """Refuses a config with a value that only an option could give."""
     for option in TABLE:
         needed = option.macro in config.needed and option.default is None
         # A head may have the names of the checkpoint's classes, or be of a number.
@@ -177,16 +152,11 @@ def choices_in(
 ) -> tuple[dict[str, Any], list[str]]:
     """Separates bindings that name an option, such as `learning_rate = 0.1`.
 
-    Args:
-      bindings: bindings as gin reads them.
-      macros: whether macros of the shipped configs, such as `LEARNING_RATE`, name
-        options too.
+    Bindings are as gin reads them. With `macros`, macros of the shipped configs name
+    options too, such as `LEARNING_RATE`, and a name that is neither is refused.
 
     Returns:
       the values by option, and the other bindings.
-
-    Raises:
-      InputError: if macros name options, and a name is neither.
     """
     names = {name: name for name in OPTIONS}
     if macros:
@@ -221,15 +191,8 @@ def option_bindings(
 ) -> list[str]:
     """Writes options as bindings of the config of `--gin_file` or `--run`.
 
-    An option sets the macro of its name, or else its parameter.
-
-    Args:
-      choices: the options.
-      macros: macros that the config uses.
-      words: all words of the config, for messages.
-
-    Raises:
-      InputError: for an option that a config needs another way for.
+    An option sets the macro of its name, if it is among the `macros` of the config, or
+    else its parameter. `words` are all words of the config, for messages.
     """
     bindings = []
     for name, value in choices.items():

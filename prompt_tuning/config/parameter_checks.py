@@ -8,11 +8,7 @@ from prompt_tuning.core.field_checks import check_value
 
 
 def check_parameter(factory: Callable[..., Any], name: str, value: Any) -> None:
-    """Checks the type and the range of a value for a factory's parameter.
-
-    Raises:
-      InputError: if it cannot be used.
-    """
+    """Checks the type and the range of a value for a factory's parameter."""
     hints = parameter_hints(factory)
     if name in hints:
         check_value(f"{factory.__name__}.{name}", value, hints[name])

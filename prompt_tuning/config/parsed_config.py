@@ -15,17 +15,13 @@ from typing import Any
 import gin
 from gin import config as gin_config
 
+from prompt_tuning.config import recorded_paths
 from prompt_tuning.config.deferred_factories import GIVEN_BY_THE_RUN, factory_signature
 from prompt_tuning.config.factories import FACTORIES
 from prompt_tuning.config.flat_options import TABLE
 from prompt_tuning.config.gin_sources import ConfigSources
 from prompt_tuning.config.gin_values import check_values
 from prompt_tuning.config.option_checks import Choices, option_bindings
-from prompt_tuning.config.recorded_paths import (
-    is_run_config,
-    locate_in_gin,
-    value_holders,
-)
 from prompt_tuning.core.config_folder import CONFIG_FOLDERS
 from prompt_tuning.core.errors import InputError, did_you_mean, shortened, shown
 from prompt_tuning.core.private_parts import private_part
@@ -80,19 +76,7 @@ class GivenConfig:
         defaults: Sequence[str] = (),
         allow_imports: bool,
     ) -> "GivenConfig":
-        """Reads the files and all that they include.
-
-        Args:
-          files: see the attributes.
-          bindings: see the attributes.
-          choices: options such as `{"steps": 10}`, which become bindings.
-          defaults: see the attributes.
-          allow_imports: whether import statements are accepted.
-
-        Raises:
-          InputError: for a file that is missing or cannot be parsed, and for an import
-            statement that is not allowed.
-        """
+        """Reads the files and all that they include; see `read_run`."""
         gin.clear_config()
         _add_search_paths()
         sources = ConfigSources(allow_imports=allow_imports)
@@ -115,25 +99,19 @@ class GivenConfig:
         return f"the config {shortened(', '.join(self.files)) or '(no file)'}"
 
     def parse(self, factories: Factories, directory: str | None = None) -> None:
-        """Lets gin parse the config, with the factories registered.
+        """Lets gin parse the config with the factories, by name.
 
-        Args:
-          factories: factories by name.
-          directory: directory of the run, which overrides the config's.
-
-        Raises:
-          InputError: for a misspelled name or parameter, a value of a wrong type, a
-            macro without a value or without a use, and a config without a model.
+        `directory` overrides the config's directory of the run.
         """
         self.sources.use_in_gin()
         for file in self.files:
             with explained(f"the config {shortened(file)}"):
                 gin_config.parse_config_file(file)
-                locate_in_gin(file)
+                recorded_paths.locate_in_gin(file)
         for binding in (*self.defaults, *self.bindings):
             with explained(_option(binding)):
                 gin.parse_config(binding)
-        if any(map(is_run_config, self.files)):
+        if any(map(recorded_paths.is_run_config, self.files)):
             _override_scopes(self.bindings)
         _check_macros(self.bindings)
         with explained(self.label):
@@ -148,7 +126,7 @@ class GivenConfig:
 
 def _read_examples(factories: Factories) -> None:
     """Puts examples in place of their file, so that a run's config keeps them."""
-    for _, owner, key in value_holders(EXAMPLES.__eq__):
+    for _, owner, key in recorded_paths.value_holders(EXAMPLES.__eq__):
         prompt: Any = factories[EXAMPLES.partition(".")[0]]
         owner[key] = prompt.read_examples(owner[key])
 
@@ -156,14 +134,8 @@ def _read_examples(factories: Factories) -> None:
 def model_in_files(files: Sequence[str]) -> dict[str, str] | None:
     """Returns the option `model` that gin files set, if they describe a model alone.
 
-    Options then configure the rest of a run, as they do without files.
-
-    Returns:
-      the option by name, nothing if the files name no checkpoint, and None if they
-      describe more than a model.
-
-    Raises:
-      InputError: for a file that is missing or cannot be parsed.
+    Options then configure the rest of a run, as they do without files. The result is
+    empty if the files name no checkpoint, and None if they describe more than a model.
     """
     sources = GivenConfig.read(files, (), allow_imports=True).sources
     if not sources.describes_model:
@@ -203,16 +175,11 @@ def register(factories: Factories) -> None:
 
 
 def _option(binding: str) -> str:
-    """Returns a binding as it is given on the command line."""
     return f"--gin.{shortened(binding.replace(' = ', '=', 1))}"
 
 
 def _check_macros(bindings: Sequence[str]) -> None:
-    """Refuses a macro of the command line that the config does not use.
-
-    Raises:
-      InputError: with the nearest macros that the config uses.
-    """
+    """Refuses a macro of the command line that the config does not use."""
     used = sorted(set(re.findall(r"%(\w+)", gin.config_str())))
     for binding in bindings:
         name = binding.partition("=")[0].strip()
@@ -223,11 +190,7 @@ def _check_macros(bindings: Sequence[str]) -> None:
 
 
 def _check_model(config: str) -> None:
-    """Refuses a config that is empty or has no model.
-
-    Raises:
-      InputError: with what to add.
-    """
+    """Refuses a config that is empty or has no model."""
     try:
         gin.query_parameter("Run.model")
     except ValueError:
@@ -280,13 +243,11 @@ def _explain(problem: Exception) -> str:
 
 
 def _callee(problem: Exception) -> str:
-    """Names the factory that raised an error, as gin reports it."""
     match = re.search(r"In call to configurable '([\w.]+)'", str(problem))
     return f", in {match[1]}" if match else ""
 
 
 def _parameters(name: str) -> list[str]:
-    """Returns the parameters of a factory that a config may set."""
     names = factory_signature(gin.get_configurable(name)).parameters
     return [name for name in names if name not in GIVEN_BY_THE_RUN]
 

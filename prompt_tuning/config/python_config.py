@@ -48,11 +48,9 @@ def _brief(value: Any) -> str:
 
 
 def own_prompt(value: Any) -> functools.partial | None:
-    """Returns a class of prompts with given arguments.
+    """Returns a class of prompts, or a `functools.partial` of one, as a partial.
 
-    Args:
-      value: a class of prompts, or a `functools.partial` of one; None is returned for
-        anything else.
+    Anything else gives None.
     """
     partial = value if isinstance(value, functools.partial) else None
     cls = value if partial is None else partial.func

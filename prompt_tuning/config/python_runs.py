@@ -21,12 +21,7 @@ from prompt_tuning.config.python_config import own_prompt, stand_in
 from prompt_tuning.config.run import Run
 from prompt_tuning.core.errors import InputError, did_you_mean, kind_of, shown
 from prompt_tuning.core.parameter_groups import ParameterGroup
-from prompt_tuning.data.rows.python_rows import (
-    has_held_out,
-    is_files,
-    split_of,
-    write_rows,
-)
+from prompt_tuning.data.rows import python_rows
 from prompt_tuning.losses.foreign_objective import LossFunctions
 from prompt_tuning.losses.function_objective import FunctionObjective, LossFunction
 from prompt_tuning.prompts.projection_adapters import AdapterSpec
@@ -50,9 +45,9 @@ class TuneRequest:
 
     Attributes:
       settings: the run's settings.
-      replacements: objects by field of `Run` that a config cannot hold.
+      replacements: objects that a config cannot hold, by field of `Run`.
       written: data files that were made for the run.
-      arguments: argument that each file of rows was written from, by the file's path.
+      arguments: the argument that a file of rows was written from, by the file's path.
     """
 
     settings: Configured
@@ -90,19 +85,8 @@ def tune_request(
 ) -> TuneRequest:
     """Turns the arguments of `tune` into a run's settings; writes data given in memory.
 
-    Args:
-      model: settings of `Pretrained`.
-      methods: prompts and adapters.
-      data: training data; see `tune`.
-      directory: run directory.
-      evaluation: held-out data or settings of `Evaluation`; None for none.
-      learning_rate: see `tune`.
-      optimizer: see `tune`.
-      objective: see `tune`.
-      settings: other fields of `Run` and `DataSource`.
-
-    Raises:
-      InputError: for an argument that cannot be used.
+    `model` has settings of `Pretrained`, `methods` are prompts and adapters, and
+    `settings` are other fields of `Run` and `DataSource`.
     """
     of_run, of_data = _sort_settings(settings)
     replacements: dict[str, Any] = {}
@@ -134,7 +118,7 @@ def tune_request(
     if objective is not None:
         fields["objective"] = _objective(objective, replacements)
     fields |= _rollouts(fields.get("rollouts"), replacements)
-    if evaluation is None and has_held_out(data):
+    if evaluation is None and python_rows.has_held_out(data):
         evaluation = data
     if evaluation is None:
         for name in EVALUATED.intersection(settings):
@@ -197,11 +181,7 @@ def _sort_settings(
 
 
 def attachments(methods: Sequence[Any]) -> dict[str, Any]:
-    """Assigns methods to `Run.prompt` and `Run.adapters`.
-
-    Raises:
-      InputError: for a value that is not a method, or several prompts.
-    """
+    """Assigns methods to `Run.prompt` and `Run.adapters`."""
     own: list[Any] = [method for method in methods if own_prompt(method) is not None]
     named = [method for method in methods if own_prompt(method) is None]
     for method in named:
@@ -226,11 +206,7 @@ def attachments(methods: Sequence[Any]) -> dict[str, Any]:
 
 
 def _check_arguments(prompt: functools.partial) -> None:
-    """Checks that a class of prompts gets all of its arguments.
-
-    Raises:
-      InputError: with what is missing or unknown.
-    """
+    """Refuses a class of prompts with missing or unknown arguments."""
     cls: Any = prompt.func
     try:
         signature = inspect.signature(cls.__init__)
@@ -244,7 +220,7 @@ def _check_arguments(prompt: functools.partial) -> None:
 
 
 def _shipped(method: Any) -> Configured:
-    """Returns the settings of a method; for an own class, of what it derives from."""
+    """Returns the settings of a method, or of the shipped base of an own class."""
     own = own_prompt(method)
     if own is None:
         return method
@@ -302,7 +278,6 @@ def _given_group(
 
 
 def _recipe(method: Configured) -> ShippedConfig:
-    """Returns the shipped config of a method, for its optimizer and parameters."""
     return recipe_of_class(method.name, adapts=_is_adapter(method))
 
 
@@ -336,12 +311,7 @@ def _rollouts(settings: Any, replacements: dict[str, Any]) -> dict[str, Any]:
 
 
 class _DataFiles:
-    """Data of a run as files: given ones by their paths, others written.
-
-    Attributes:
-      written: files that were made.
-      arguments: see `TuneRequest`.
-    """
+    """Data of a run as files: given ones by their paths, others written."""
 
     def __init__(self, folder: Path, settings: Mapping[str, Any]):
         self._folder, self._settings = folder, settings
@@ -368,13 +338,13 @@ class _DataFiles:
         if data is None:
             raise InputError(f"the {name} data is None, expected rows or files")
         argument = "data" if name == "train" else "evaluation"
-        data = split_of(data, argument, held_out=name != "train")
-        if is_files(data):
+        data = python_rows.split_of(data, argument, held_out=name != "train")
+        if python_rows.is_files(data):
             paths = [data] if isinstance(data, str | Path) else data
             return [str(path) for path in paths]
         file = (self._folder / f"{name}.jsonl").resolve()
         fresh = not file.exists()
-        write_rows(
+        python_rows.write_rows(
             data,
             file,
             self._settings.get("prompt_key", "prompt"),

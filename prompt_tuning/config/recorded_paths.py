@@ -64,12 +64,9 @@ class RecordedPaths:
     def read(
         cls, directory: Path, config: str, recorded: str | None = None
     ) -> "RecordedPaths":
-        """Reads where the paths of a config start.
+        """Reads where the paths of the config in a run directory start.
 
-        Args:
-          directory: run directory.
-          config: its config.
-          recorded: the run directory that the config names; None to look it up.
+        `recorded` is the run directory that the config names; None to look it up.
         """
         origin = None
         first = config.partition("\n")[0]
@@ -85,8 +82,7 @@ class RecordedPaths:
     def locate(self, path: str) -> str:
         """Returns a path to a file of the config from here.
 
-        Returns:
-          the same path if it leads to the same file, or no other file is found.
+        It is the same path if it leads to the same file, or no other file is found.
         """
         for candidate in map(str, self._candidates(Path(path))):
             if _exists(candidate):
@@ -157,8 +153,9 @@ def locate_in_gin(file: str) -> None:
 def value_holders(
     chosen: Callable[[str], bool],
 ) -> list[tuple[str, dict[str, Any], str]]:
-    """Returns the name of each chosen setting that is a text, or a list of `SEVERAL`,
-    with the dict and the key where gin keeps its value.
+    """Returns where gin keeps the values of chosen settings: name, dict and key.
+
+    The values are texts, or lists of `SEVERAL`.
     """
     holders = []
     values = private_part("gin.config._CONFIG")
@@ -181,9 +178,7 @@ def value_holders(
 def locate_text(value: str, locate: Callable[[str], str]) -> str:
     """Returns the value of a path setting, as a config writes it, with located paths.
 
-    Args:
-      value: a text or a list of them, or anything else, which does not change.
-      locate: returns a path for a path.
+    The value is a text, a list of texts, or anything else, which does not change.
     """
     parsed = literal(value)
     if parsed is None:

@@ -10,9 +10,6 @@ def read_values(file: str) -> Mapping[str, Mapping[str, Any]]:
     """Returns the values of a config by factory and parameter, for display.
 
     If more than one scope configures a factory, the values of one count. References are
-    kept, and their texts are those of the config.
-
-    Raises:
-      InputError: if the config cannot be read.
+    kept as the config writes them.
     """
     return GivenConfig.read([file], (), allow_imports=False).sources.by_factory()

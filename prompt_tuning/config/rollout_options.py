@@ -1,11 +1,10 @@
 """The options of the command line that set how answers are sampled and judged."""
 
-from prompt_tuning.config.flat_option import TRAINING, FlatOption
+from prompt_tuning.config.flat_option import FlatOption
 
 ROLLOUT_OPTIONS = (
     FlatOption(
         "reward",
-        TRAINING,
         "what judges the model's answers: exact_match, numeric_answer, "
         "regex=EXPRESSION, json_schema=FILE, length=CHARACTERS, logprob, or a function "
         "module:function of (prompt, completion, row); the sum of several counts",
@@ -16,7 +15,6 @@ ROLLOUT_OPTIONS = (
     ),
     FlatOption(
         "group",
-        TRAINING,
         "answers to each prompt, which rewards compare",
         "Rollouts.group",
         macro="GROUP",
@@ -24,14 +22,12 @@ ROLLOUT_OPTIONS = (
     ),
     FlatOption(
         "new_tokens",
-        TRAINING,
         "maximum number of tokens of an answer",
         "Rollouts.new_tokens",
         macro="NEW_TOKENS",
     ),
     FlatOption(
         "temperature",
-        TRAINING,
         "temperature that answers are sampled with; of contrastive, the divisor of "
         "cosines",
         "Rollouts.temperature",
@@ -39,14 +35,12 @@ ROLLOUT_OPTIONS = (
     ),
     FlatOption(
         "updates",
-        TRAINING,
         "steps that learn from each answer",
         "Rollouts.updates",
         macro="UPDATES",
     ),
     FlatOption(
         "resample",
-        TRAINING,
         "how often in a step groups of equal rewards are replaced by those of further "
         "prompts",
         "Rollouts.resample",
@@ -54,7 +48,6 @@ ROLLOUT_OPTIONS = (
     ),
     FlatOption(
         "replay",
-        TRAINING,
         "learn from the best earlier answer again where all new ones are equally worse",
         "Rollouts.replay",
         macro="REPLAY",

@@ -156,11 +156,7 @@ class Run(RunSettings):
             self._check_early_stopping()
 
     def _check_objective(self) -> None:
-        """Checks the type of the objective, and that it can read packed rows.
-
-        Raises:
-          InputError: with what to set.
-        """
+        """Checks the type of the objective, and that it can read packed rows."""
         objective = self.objective
         if objective is None:
             return
@@ -171,11 +167,7 @@ class Run(RunSettings):
             objective.check_packing()
 
     def _check_rollouts(self) -> None:
-        """Checks that answers are sampled exactly if the objective learns from them.
-
-        Raises:
-          InputError: with what to set.
-        """
+        """Checks that answers are sampled exactly if the objective learns from them."""
         objective = self.objective
         if not isinstance(objective, ObjectiveConfig) or not objective.samples_answers:
             objective = None
@@ -225,11 +217,7 @@ class Run(RunSettings):
         return None if self.mesh is None else self.mesh.without_stages
 
     def _check_pipeline(self) -> None:
-        """Checks the settings of a pipeline against the number of stages.
-
-        Raises:
-          InputError: if there are no stages, or they cannot be used.
-        """
+        """Checks the settings of a pipeline against the number of stages."""
         if self.stages == 1:
             if self.pipeline is None:
                 return
@@ -257,11 +245,7 @@ class Run(RunSettings):
         check_pipeline(pipeline, self.stages, self.accumulate)
 
     def _check_early_stopping(self) -> None:
-        """Refuses early stopping without evaluations during training.
-
-        Raises:
-          InputError: with what is missing.
-        """
+        """Refuses early stopping without evaluations during training."""
         needed = {}
         if self.early_stopping_metric is None:
             needed = {"keep_best": "a metric"}

@@ -12,11 +12,9 @@ FIRST_GROUP = "runs"
 
 
 def list_configs() -> dict[str, str]:
-    """Lists the shipped configs, complete runs first.
+    """Returns the first sentence of each shipped config by name, complete runs first.
 
-    Returns:
-      the first sentence of each file's leading comment, by the name that `--gin_file`
-      takes, such as "runs/first_prompt.gin".
+    Names are as `--gin_file` takes them, such as "runs/first_prompt.gin".
     """
     folder = config_folder()
     names = [path.relative_to(folder).as_posix() for path in folder.rglob("*.gin")]
@@ -25,14 +23,7 @@ def list_configs() -> dict[str, str]:
 
 
 def read_config(name: str) -> str:
-    """Reads a shipped config.
-
-    Args:
-      name: name of the config; its folder and `.gin` may be left out.
-
-    Raises:
-      InputError: if the config does not exist; with the nearest names.
-    """
+    """Reads a shipped config; its folder and `.gin` may be left out of the name."""
     names = list(list_configs())
     file = f"{name.removesuffix('.gin')}.gin"
     matches = [other for other in names if file in (other, Path(other).name)]

@@ -1,6 +1,13 @@
-"""UTF-8 text from untrusted files."""
+"""UTF-8 text from untrusted files, and common beginnings of texts."""
 
 from prompt_tuning.core.errors import InputError
+
+
+def common_beginning(first: str, second: str) -> str:
+    """Returns the longest text that both begin with."""
+    length = min(len(first), len(second))
+    pairs = enumerate(zip(first[:length], second[:length], strict=True))
+    return first[: next((i for i, (a, b) in pairs if a != b), length)]
 
 
 def decode_text(content: bytes, location: str) -> str:

@@ -14,10 +14,6 @@ class ChatEncoder:
     """Encodes conversations up to the next answer, as transformers encodes them.
 
     All messages are rendered together, and their text is encoded in one go.
-
-    Args:
-      tokenizer: tokenizer of the model.
-      template: its chat template.
     """
 
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate):
@@ -25,19 +21,17 @@ class ChatEncoder:
         self._turn_ends: list[int] | None = None
 
     def __call__(self, record: ChatRecord, location: str) -> list[int]:
-        """Returns the ids of a conversation and of what precedes its next answer.
+        """Returns the ids of a conversation up to its next answer.
 
-        Args:
-          record: the conversation; a last message of the assistant is continued.
-          location: where it comes from, for messages.
-
-        Raises:
-          InputError: if the template does not accept it.
+        If the last message is from the assistant, it is continued. `location` says
+        where the conversation comes from, for messages.
         """
         return self._tokenizer.encode(self._template.prompt(record, location))
 
     def source(self, *, tools: bool) -> str:
-        """Returns the text of the template, for conversations with or without tools."""
+        """Returns the text of the template, which may differ for conversations with
+        tools.
+        """
         template = self._template
         return (template.tool_source if tools else None) or template.source
 
@@ -53,13 +47,8 @@ def open_chat_encoder(
 ) -> ChatEncoder:
     """Opens the chat template that a run's data is rendered with.
 
-    Args:
-      tokenizer: tokenizer of the model.
-      choice: the template, if the data does not use the tokenizer's.
-      folder: folder with an adapter's template; None for the tokenizer's.
-
-    Raises:
-      InputError: if there is no template, or it cannot be used.
+    It is the one of `choice`, or else of an adapter's `folder`, or else of the
+    tokenizer.
     """
     return ChatEncoder(tokenizer, choice.open_template(tokenizer, folder))
 

@@ -6,13 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Int
 
+from prompt_tuning.core import model_choices
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.core.model_choices import (
-    Architecture,
-    ClassProblem,
-    EncoderInput,
-    Pooling,
-)
 from prompt_tuning.core.row_division import ONE_PART, RowDivision
 from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.data.text.tokenizers import Tokenizer
@@ -27,7 +22,7 @@ OF_CONFIG = (
 def begin_length(
     begin_ids: tuple[int, ...], ids: "Sequence[int] | Int[np.ndarray, 'n']"
 ) -> int:
-    """Returns the number of `begin_ids` if a row starts with them, else 0."""
+    """Returns the length of `begin_ids` if a row starts with them, else 0."""
     count = len(begin_ids)
     return count if tuple(map(int, ids[:count])) == begin_ids else 0
 
@@ -37,21 +32,19 @@ class ModelInterface:
     """The properties of a prompted model that determine how it reads data.
 
     Attributes:
-      architecture: decoder-only or encoder-decoder; determines how a row is split into
-        examples.
+      architecture: decides how a row is split into examples.
       vocabulary_size: `V`; every token id is below it.
-      tokenizer: encodes text; None if the checkpoint has none, in which case only HDF5
-        files can be read.
+      tokenizer: encodes text; without one, only HDF5 files can be read.
       origin: name of the checkpoint, for error messages.
-      bos_id: id of the beginning-of-sequence token; defaults to the tokenizer's.
-      eos_id: id of the end-of-sequence token; defaults to the tokenizer's.
+      bos_id: id of the beginning-of-sequence token; the tokenizer's by default.
+      eos_id: id of the end-of-sequence token; the tokenizer's by default.
       encoder_input: special tokens of an encoder's input; see `ModelConfig`.
       maximum_length: maximum number of inputs, and of targets, of an example: the
         model's positions minus the prompt vectors, unless a template puts these among
         the tokens. None for a model without a limit.
       positions_note: end of messages about the model's positions; see `ModelConfig`.
-      predicts_first_token: whether a decoder-only model has a prompt vector before
-        every row, from which it predicts the row's first token.
+      predicts_first_token: whether a prompt vector before every row predicts the row's
+        first token (decoder-only).
       prompt_length: `P`, number of prompt vectors; 0 without a prompt.
       prompt_count: `N`, number of prompts that an example can select from.
       placement: where the prompt vectors stand; see `Prompting.placement`.
@@ -59,18 +52,18 @@ class ModelInterface:
       rows: how the rows of a batch are divided among devices.
       labels: names of the classes that the head scores; empty if it scores tokens.
       problem: what such a head decides; see `ModelConfig.problem`.
-      unscored_end: token whose states such a head skips at the end of a row.
+      unscored_end: token at the end of a row that such a head skips.
       pooling: state of a row that such a head reads; see `ModelConfig.pooling`.
-      encodes: whether the model is an encoder alone, whose texts end with EOS.
+      encodes: whether the model is an encoder alone, which ends texts with EOS.
     """
 
-    architecture: Architecture
+    architecture: model_choices.Architecture
     vocabulary_size: int
     tokenizer: Tokenizer | None = None
     origin: str = "the checkpoint"
     bos_id: int | None = None
     eos_id: int | None = None
-    encoder_input: EncoderInput = "text_eos"
+    encoder_input: model_choices.EncoderInput = "text_eos"
     maximum_length: int | None = None
     positions_note: str = ""
     predicts_first_token: bool = True
@@ -80,9 +73,9 @@ class ModelInterface:
     prefix_attention: bool = False
     rows: RowDivision = ONE_PART
     labels: tuple[str, ...] = ()
-    problem: ClassProblem = "single_label"
+    problem: model_choices.ClassProblem = "single_label"
     unscored_end: int | None = None
-    pooling: Pooling = "last"
+    pooling: model_choices.Pooling = "last"
     encodes: bool = False
 
     def __post_init__(self):
@@ -98,11 +91,11 @@ class ModelInterface:
         return () if self.bos_id is None else (self.bos_id,)
 
     def begin_length(self, ids: "Sequence[int] | Int[np.ndarray, 'n']") -> int:
-        """Returns the number of tokens at the start of a row that begin it."""
+        """Returns how many tokens at the start of a row only begin it."""
         return begin_length(self.begin_ids, ids)
 
     def scored_row(self, ids: "Sequence[int] | Int[np.ndarray, 'n']") -> list[int]:
-        """Returns the tokens up to the last whose state a head of classes scores.
+        """Returns the tokens up to the last one that a head of classes scores.
 
         This is the end of the text; in an encoder EOS follows it.
         """
@@ -115,13 +108,9 @@ class ModelInterface:
         return row
 
     def check_single_begin(self, inserted: str) -> None:
-        """Checks that no more than one token begins a row.
+        """Refuses a tokenizer that begins each row with more than one token.
 
-        Args:
-          inserted: what is put after the first token of a row, for the message.
-
-        Raises:
-          InputError: if there are several.
+        `inserted` is put after the first token of a row; the message names it.
         """
         if len(self.begin_ids) > 1:
             raise InputError(
@@ -132,11 +121,7 @@ class ModelInterface:
             )
 
     def require_tokenizer(self) -> Tokenizer:
-        """Returns the tokenizer.
-
-        Raises:
-          InputError: if the checkpoint has none.
-        """
+        """Returns the tokenizer, or tells how to name one."""
         if self.tokenizer is None:
             raise InputError(
                 f"{self.origin} has no tokenizer next to it; name a tokenizer.json, a "

@@ -17,11 +17,7 @@ WORD_ENDS = ".!?,;)]}\"'\u201d\u2019\u00bb\u2026"
 
 
 def check_source(source: DataSource, model: ModelInterface) -> None:
-    """Checks that the settings fit the model and each other.
-
-    Raises:
-      InputError: if a setting contradicts the model or another setting.
-    """
+    """Refuses settings that contradict the model or each other."""
     _check_packing(source)
     if source.use_token_type_ids is False and source.prompt_loss_weight:
         raise InputError(
@@ -59,7 +55,7 @@ def _check_packing(source: DataSource) -> None:
 
 
 def _check_encoder_decoder(source: DataSource) -> None:
-    """Rejects settings that only decoder-only models support."""
+    """Refuses settings that only decoder-only models support."""
     if source.use_token_type_ids is False:
         raise InputError(
             "use_token_type_ids is False, but an encoder-decoder model needs the "
@@ -85,29 +81,17 @@ def _check_encoder_decoder(source: DataSource) -> None:
 
 
 def files_of(source: DataSource) -> list[Path]:
-    """Returns the files that `DataSource.files` stands for.
-
-    Raises:
-      InputError: if one is missing, or a glob or a folder contains none.
-    """
+    """Returns the files that `DataSource.files` stands for."""
     return list_files(source.files, source.split or "train")
 
 
 def reads_text(source: DataSource) -> bool:
-    """Tests whether the files contain text, or else HDF5 rows of token ids.
-
-    Raises:
-      InputError: as `files_of`, or if they are not of one kind.
-    """
+    """Tests whether the files contain text, or else HDF5 rows of token ids."""
     return contains_text(files_of(source))
 
 
 def has_pairs(source: DataSource) -> bool:
-    """Tests whether rows are pairs of texts under the keys that the settings name.
-
-    Raises:
-      InputError: as `reads_text`, or if the first line cannot be read.
-    """
+    """Tests whether rows are pairs of texts under the keys that the settings name."""
     if not reads_text(source) or FormatChoice.of(source).renders_pairs:
         return False
     if source.template is not None:
@@ -120,8 +104,8 @@ def has_pairs(source: DataSource) -> bool:
 def joined_words(source: DataSource) -> str | None:
     """Returns words of the first record that touch where its two texts are joined.
 
-    Marks that end a word count as its letters, as in "bad.negative". None if the
-    texts are separated, or are not a pair.
+    For example "bad.negative", because a mark that ends a word counts as its letters.
+    None if the texts are separated, or are not a pair.
     """
     if source.joiner or source.template is not None or not has_pairs(source):
         return None
@@ -135,7 +119,7 @@ def joined_words(source: DataSource) -> str | None:
 
 
 def token_columns(source: DataSource) -> TokenColumns:
-    """Returns the columns to read besides ids and types."""
+    """Returns the columns to read in addition to ids and types."""
     return TokenColumns(
         source.use_loss_weights,
         source.example_weight_key,
@@ -145,7 +129,7 @@ def token_columns(source: DataSource) -> TokenColumns:
 
 
 def row_keys(source: DataSource) -> frozenset[str]:
-    """Returns the keys of a line that are read besides its texts."""
+    """Returns the keys of a line that are read in addition to its texts."""
     keys = [key for key, _ in token_columns(source).keys.values()]
     return frozenset(key for key in (*keys, source.prompt_id_key) if key is not None)
 
@@ -154,10 +138,6 @@ def token_template(source: DataSource, model: ModelInterface) -> TokenTemplate |
     """Returns the template as token ids of the model; None if none is set.
 
     The soft parts are removed for a model without a prompt.
-
-    Raises:
-      InputError: if the template cannot be parsed, or does not fit the model's
-        prompt.
     """
     if (source.template is None) == (model.placement == "template"):
         state = "None" if source.template is None else "set"
@@ -187,11 +167,10 @@ def token_template(source: DataSource, model: ModelInterface) -> TokenTemplate |
 
 
 def tasks_of(source: DataSource, model: ModelInterface) -> Tasks | None:
-    """Returns how each example selects its prompt; None if the model has one.
+    """Returns how each example selects its prompt; None if the model has one prompt.
 
-    Raises:
-      InputError: if the data selects no prompt where the model has several, or
-        selects one where it has not.
+    The data must select a prompt if the model has more than one, and must not
+    otherwise.
     """
     by_token = source.task_token is not None
     selects = by_token or source.prompt_id_key is not None

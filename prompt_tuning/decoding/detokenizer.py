@@ -6,12 +6,12 @@ import types
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from prompt_tuning.core.utf8_text import common_beginning
 from prompt_tuning.data.text.added_text import (
     CHARACTER_BYTES,
     CONTEXT_TOKENS,
     INCOMPLETE,
     added_text,
-    common_beginning,
     complete_text,
     context_start,
 )

@@ -45,18 +45,8 @@ class AlignedExamples(Examples):
         """Selects the examples of the other table."""
         counts = {"weight_counts": other.weight_counts}
         chosen = np.isin(_example_keys(table), _example_keys(other))
-        super().__init__(
-            table.rows,
-            table.reader,
-            dataclasses.replace(table.index.select(chosen), **counts),
-            table.skipped,
-            has_prompt_ids=table.has_prompt_ids,
-            columns=table.columns,
-            truncation=table.truncation,
-            truncated=table.truncated,
-            unlearned=table.unlearned,
-            contexts=table.contexts,
-        )
+        self.__dict__.update(table.__dict__)
+        self.index = dataclasses.replace(table.index.select(chosen), **counts)
         self.other = other
         self.uncounted = int(table.weight_counts.sum() - other.weight_counts.sum())
 

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int64
 
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.setting_hints import how_to_set
@@ -89,6 +88,14 @@ class RolloutPrompts(ExampleGroups):
         self.skipped, self.truncated, self.unlearned = skipped, 0, 0
         self.without_completion, self.repetition = 0, Repetition()
         self.has_prompt_ids = False
+        self.rows_per_example = rollouts.group
+        # Lengths are those of prompts with the longest possible answers.
+        given = np.array([len(prompt.ids) for prompt in prompts], np.int64)
+        self.weight_counts = np.full(len(prompts), rollouts.new_tokens, np.int64)
+        self.input_lengths = given + (rollouts.new_tokens * self._whole_rows)
+        self.target_lengths = (
+            self.input_lengths if self._whole_rows else self.weight_counts
+        )
 
     def __len__(self) -> int:
         return len(self.prompts)
@@ -139,27 +146,6 @@ class RolloutPrompts(ExampleGroups):
                 if name in self.columns
             },
         )
-
-    @property
-    def rows_per_example(self) -> int:
-        """Number of rows per prompt: its group of answers."""
-        return self.rollouts.group
-
-    @property
-    def input_lengths(self) -> Int64[np.ndarray, "E"]:
-        """Number of inputs of each prompt with its longest possible answer."""
-        given = np.array([len(prompt.ids) for prompt in self.prompts], np.int64)
-        return given + (self.rollouts.new_tokens if self._whole_rows else 0)
-
-    @property
-    def target_lengths(self) -> Int64[np.ndarray, "E"]:
-        """Number of targets of each prompt with its longest possible answer."""
-        return self.input_lengths if self._whole_rows else self.weight_counts
-
-    @property
-    def weight_counts(self) -> Int64[np.ndarray, "E"]:
-        """Maximum number of tokens of an answer."""
-        return np.full(len(self.prompts), self.rollouts.new_tokens, np.int64)
 
 
 def load_prompts(

@@ -160,13 +160,9 @@ class CompletedGroups(ExampleGroups):
     """Groups of rows with stored columns."""
 
     def __init__(self, examples: ExampleGroups, stored: StoredColumns):
+        vars(self).update(vars(examples))
         self._examples, self.stored = examples, stored
         self.columns = _kinds(examples.columns, stored.form)
-        for name in (
-            *("gold", "weights", "skipped", "truncated", "unlearned"),
-            *("without_completion", "repetition", "has_prompt_ids", "shares_prompt"),
-        ):
-            setattr(self, name, getattr(examples, name))
 
     def __len__(self) -> int:
         return len(self._examples)
@@ -174,26 +170,6 @@ class CompletedGroups(ExampleGroups):
     def __getitem__(self, number: int) -> list[Example]:
         """Returns the rows of an example with the columns."""
         return [self.stored.complete(row) for row in self._examples[number]]
-
-    @property
-    def rows_per_example(self) -> int:
-        """See `ExampleGroups`."""
-        return self._examples.rows_per_example
-
-    @property
-    def input_lengths(self) -> np.ndarray:
-        """See `ExampleGroups`."""
-        return self._examples.input_lengths
-
-    @property
-    def target_lengths(self) -> np.ndarray:
-        """See `ExampleGroups`."""
-        return self._examples.target_lengths
-
-    @property
-    def weight_counts(self) -> np.ndarray:
-        """See `ExampleGroups`."""
-        return self._examples.weight_counts
 
 
 def _kinds(columns: Collection[str], form: ColumnForm) -> dict[str, np.dtype]:

@@ -125,7 +125,7 @@ def test_a_lost_worker_is_named(files, capsys, monkeypatch):
     def lost(*_):
         raise worker_pool.WorkerLostError("a worker process was killed")
 
-    monkeypatch.setattr("prompt_tuning.data.preparation.preparation.run_tasks", lost)
+    monkeypatch.setattr(worker_pool, "run_tasks", lost)
     assert prepare(files) == 1
     assert "a worker process was killed" in capsys.readouterr().err
     monkeypatch.undo()

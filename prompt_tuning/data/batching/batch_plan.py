@@ -1,7 +1,8 @@
-"""Plans the examples of each batch; every process computes the same plan.
+"""Plans the examples of each batch.
 
-A plan depends only on the lengths of the examples, the seed and the index of a batch.
-Processes need not communicate, and a resumed run continues at its index.
+A plan depends only on the examples' lengths, the seed and the index of a batch, so
+every process computes the same one without communicating, and a resumed run continues
+at its index.
 """
 
 import abc
@@ -37,10 +38,9 @@ class PlannedBatch:
     """The examples of one batch, and the shape that they are padded to.
 
     Attributes:
-      rows: number of each row's example, `[A * B]` (`A` micro-batches of `B` rows, one
-        after the other), or `FILLING` (-1) for an empty row. In a packed batch
-        `[A * B, n]`: the examples of each row, which are joined without gaps; `n` is
-        the same for every batch of a plan.
+      rows: number of each row's example, `[A * B]` for `A` micro-batches of `B` rows,
+        or `FILLING` (-1) for an empty row. In a packed batch, `[A * B, n]`: the
+        examples that each row joins without gaps.
       input_length: `T`, length of the inputs.
       target_length: `U`, length of the targets.
       positions: `m`, maximum number of learned targets of a row.
@@ -75,16 +75,11 @@ class Epoch(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Sharing:
-    """How a batch is divided into micro-batches, and these among devices.
+    """How a batch is divided into `accumulate` micro-batches, and those among devices.
 
-    Attributes:
-      accumulate: `A`, number of micro-batches of a batch, all of one shape.
-      row_parts: number of devices that the rows of a micro-batch are divided among. If
-        the rows of a micro-batch do not divide evenly, it is padded with `FILLING`, so
-        that the plan is the same for any number of devices.
-
-    Raises:
-      InputError: if `accumulate` is below 1.
+    The rows of a micro-batch are divided among `row_parts` devices. Where they do not
+    divide evenly, the micro-batch is padded with `FILLING`, so the plan does not depend
+    on the number of devices.
     """
 
     accumulate: int = 1
@@ -95,7 +90,7 @@ class Sharing:
             raise InputError(f"accumulate is {self.accumulate}, expected at least 1")
 
     def pad_rows(self, rows: np.ndarray) -> np.ndarray:
-        """Pads the rows of each micro-batch so that they divide among the devices."""
+        """Pads every micro-batch so that its rows divide among the devices."""
         micro_batches = rows.reshape(self.accumulate, -1, *rows.shape[1:])
         padding = [(0, 0)] * micro_batches.ndim
         padding[1] = (0, -micro_batches.shape[1] % self.row_parts)
@@ -105,14 +100,9 @@ class Sharing:
 
 @dataclasses.dataclass(frozen=True)
 class BatchSize:
-    """The number of rows of a micro-batch, fixed or limited by its tokens.
+    """The rows of a micro-batch: a fixed number, or as many as have `tokens` tokens.
 
-    Attributes:
-      rows: number of rows of every micro-batch; None if `tokens` is set.
-      tokens: maximum number of tokens, padding included; None if `rows` is set.
-
-    Raises:
-      InputError: unless exactly one of the two is set, to 1 or more.
+    Padding counts as tokens. InputError unless exactly one of the two is given.
     """
 
     rows: int | None = None
@@ -126,11 +116,7 @@ class BatchSize:
                 raise InputError(f"{name} is {size}, expected at least 1")
 
     def limit(self, row_tokens: int) -> int:
-        """Returns the maximum number of rows of `row_tokens` tokens each.
-
-        Raises:
-          InputError: if a single row exceeds `tokens`.
-        """
+        """Returns the maximum number of rows of `row_tokens` tokens each."""
         if self.tokens is None:
             assert self.rows is not None
             return self.rows
@@ -143,13 +129,7 @@ class BatchSize:
 
 
 class BatchPlan(abc.ABC):
-    """Batches in an order with each example once in every epoch.
-
-    Attributes:
-      examples: number of examples.
-      accumulate: number of micro-batches of a batch, all of one shape.
-      same_tokens: whether the inputs are also the targets (decoder-only).
-    """
+    """Batches in an order with each example once in every epoch."""
 
     def __init__(
         self,
@@ -171,7 +151,7 @@ class BatchPlan(abc.ABC):
     def _compute_epoch(self, random: np.random.Generator) -> Epoch:
         """Computes the batches of an epoch; their number is the same for any `random`.
 
-        If the plan is shuffled, their order is randomized afterwards.
+        A plan that shuffles randomizes their order afterwards.
         """
 
     @functools.cached_property
@@ -184,11 +164,7 @@ class BatchPlan(abc.ABC):
         return sorted(set(self._epoch(0).shapes))
 
     def batch(self, index: int) -> PlannedBatch:
-        """Returns batch `index`; indices continue from one epoch to the next.
-
-        Raises:
-          IndexError: if `index` is negative.
-        """
+        """Returns batch `index`, which counts on from one epoch to the next."""
         if index < 0:
             raise IndexError(f"batch {index}, expected 0 or more")
         number, position = divmod(index, self.batches_per_epoch)
@@ -218,14 +194,10 @@ class BatchPlan(abc.ABC):
 
 
 class _Bucket(NamedTuple):
-    """Examples of similar length.
+    """Examples of similar length, by number, and the shape to pad them to.
 
-    Attributes:
-      members: numbers of the examples.
-      shape: shape that they are padded to.
-      batch_rows: number of rows of a batch, over all micro-batches.
-      above: index of the bucket that gets the examples that do not fill a batch; None
-        for the last bucket.
+    `batch_rows` are the rows of all micro-batches together. Examples that do not fill a
+    batch go to the bucket `above`; the last one has none.
     """
 
     members: Int64[np.ndarray, "_"]
@@ -237,16 +209,14 @@ class _Bucket(NamedTuple):
 class BucketPlan(BatchPlan):
     """Batches of examples of similar length, one example per row.
 
-    A bucket is a pair of lengths, chosen to suit the examples; see
-    `buckets.choose_tops`. In an encoder-decoder these are the lengths of inputs and
-    targets, which are padded separately; in a decoder-only model the length of the row
-    and the number of its learned targets. There are at most `buckets` of them, and at
-    most as many as batches.
+    A bucket is a pair of lengths, chosen to suit the examples (`buckets.choose_tops`):
+    the number of inputs and of targets in an encoder-decoder, which pads them
+    separately; the number of tokens and of learned targets in a decoder-only model.
 
-    Examples that do not fill a batch move to the cheapest bucket that both their
-    lengths fit in. Every batch is therefore full except the last one of the highest
-    bucket, which is padded with `FILLING`. A bucket with too few examples for a batch
-    is thus merged into a higher one, and a step compiles at most once per bucket.
+    Examples that do not fill a batch move to the cheapest bucket where both their
+    lengths fit, so every batch is full except the last one of the highest bucket, which
+    is padded with `FILLING`. A step compiles at most once per bucket, and there are at
+    most `buckets` of them.
     """
 
     def __init__(
@@ -270,27 +240,24 @@ class BucketPlan(BatchPlan):
         """Sorts the examples into buckets.
 
         Args:
-          input_lengths: number of inputs of each example; see `Examples`.
-          target_lengths: number of targets of each example.
-          weight_counts: number of learned targets of each example.
-          batch_size: number of rows of a micro-batch.
-          batch_tokens: maximum number of tokens of a micro-batch, padding included;
-            replaces `batch_size`. Batches of short examples are larger, unless there
-            are too few to fill them.
+          input_lengths: number of inputs by example; see `Examples`.
+          target_lengths: number of targets by example.
+          weight_counts: number of learned targets by example.
+          batch_size: rows of a micro-batch.
+          batch_tokens: maximum tokens of a micro-batch, padding included, in place of
+            `batch_size`: batches of short examples are larger.
           seed: seed of the order.
-          shuffle: whether each epoch has its own order. If not, batches may be smaller
-            than `batch_size`, with fewer empty rows.
+          shuffle: whether each epoch has its own order. If not, a batch is never larger
+            than its bucket, which leaves fewer empty rows.
           same_tokens: whether inputs are also targets, padded to one length.
-          buckets: maximum number of shapes of batches; None for `SAVED_BATCHES`.
-          rows_per_example: number of rows of an example; `batch_size` then counts
-            examples, and `batch_tokens` all their rows.
+          buckets: maximum number of shapes; None to add one only if it saves the time
+            of `SAVED_BATCHES`.
+          rows_per_example: rows of an example; `batch_size` then counts examples, and
+            `batch_tokens` all their rows.
           shares_prompt: whether these rows have their inputs in common.
           maximum_length: maximum length to pad to.
-          accumulate: `A`, number of micro-batches of a batch.
-          row_parts: number of devices that divide the rows of a micro-batch.
-
-        Raises:
-          InputError: if there are no examples, or an argument is out of range.
+          accumulate: see `Sharing`.
+          row_parts: see `Sharing`.
         """
         check_lengths(input_lengths, maximum_length)
         if buckets is not None and buckets < 1:
@@ -315,7 +282,6 @@ class BucketPlan(BatchPlan):
         self._buckets = self._make_buckets(tops, assign_buckets(lengths, tops))
 
     def _limit(self, top: list[int]) -> int:
-        """Returns the maximum number of rows of a micro-batch of a bucket."""
         rows, targets = self._rows_per_example, 0 if self.same_tokens else top[1]
         given = 1 if self._shares_prompt else rows
         return self._size.limit(given * top[0] + rows * targets)
@@ -336,10 +302,10 @@ class BucketPlan(BatchPlan):
         return buckets
 
     def _rows(self, top: list[int], count: int) -> int:
-        """Returns the number of rows of a micro-batch, given a bucket's examples.
+        """Returns the rows of a micro-batch for a bucket with `count` examples.
 
-        Training with a fixed number of rows uses that number; otherwise a batch has no
-        more rows than the bucket has examples.
+        Training with a fixed number of rows uses that number; otherwise a batch is no
+        larger than its bucket.
         """
         limit = self._limit(top)
         if self._shuffle and self._size.tokens is None:
@@ -372,7 +338,6 @@ class BucketPlan(BatchPlan):
 
 
 def _next_fitting(tops: Int64[np.ndarray, "b 2"], number: int) -> int | None:
-    """Returns the next bucket that bucket `number` fits in; None for the last."""
     fits = np.flatnonzero((tops[number] <= tops[number + 1 :]).all(axis=1))
     return number + 1 + int(fits[0]) if len(fits) else None
 
@@ -380,11 +345,7 @@ def _next_fitting(tops: Int64[np.ndarray, "b 2"], number: int) -> int | None:
 def check_lengths(
     input_lengths: Integer[np.ndarray, "E"], maximum_length: int | None
 ) -> None:
-    """Checks the lengths of the examples to plan.
-
-    Raises:
-      InputError: if there are no examples, or one is empty or too long.
-    """
+    """Refuses an empty table, and examples that are empty or too long."""
     if not input_lengths.size:
         raise InputError("there are no rows to plan batches of, expected at least one")
     if input_lengths.min() < 1:

@@ -24,16 +24,16 @@ def build_batch(
 ) -> Batch:
     """Reads the planned rows and pads them; rows without an example have no weight.
 
-    In a packed batch `segment_ids` number the examples of each row, and loss positions
-    count from the row's start. Examples that are groups take several rows.
+    In a packed batch `segment_ids` number the examples of a row, and loss positions
+    count from the row's start. An example of `ExampleGroups` takes more than one row.
 
     Args:
       examples: examples that the plan numbers.
-      planned: examples of each row, and the shape to pad to.
+      planned: the examples of the rows, and the shape to pad to.
       pad_id: token id that fills rows.
       prompt_ids: whether the examples select their prompts.
-      columns: names of the columns that the objective reads, perhaps with the type of
-        each for one token; float32 otherwise.
+      columns: names of the columns that the objective reads, or their types by name;
+        float32 without a type.
     """
     if isinstance(examples, ExampleGroups):
         return _build_group_batch(
@@ -78,7 +78,6 @@ def _build_group_batch(
     prompt_ids: bool,
     columns: Collection[str],
 ) -> Batch:
-    """Reads the rows of each planned example, and the number of the best one."""
     real = planned.rows != FILLING
     numbers = planned.rows[real]
     rows = [row for number in numbers.tolist() for row in examples[number]]
@@ -97,7 +96,9 @@ def _build_group_batch(
 
 
 def share_prompts(batch: Batch, answers: int) -> Batch:
-    """Keeps the inputs of each first of `answers` rows; the others have the same."""
+    """Keeps the inputs of one row in `answers`, because these rows have the same
+    prompt.
+    """
     prompt_ids = None if batch.prompt_ids is None else batch.prompt_ids[::answers]
     return dataclasses.replace(
         batch,
@@ -126,7 +127,6 @@ def _fill_row(batch: Batch, row: int, segments: Sequence[Example]) -> None:
 
 
 def _describe_segments(batch: Batch, row: int, segments: Sequence[Example]) -> None:
-    """Writes the properties of each example of a row; only one if not packed."""
     for name in ("prefix_length", "prompt_id"):
         array = getattr(batch, f"{name}s")
         if array is not None:
@@ -141,7 +141,6 @@ def _describe_segments(batch: Batch, row: int, segments: Sequence[Example]) -> N
 
 
 def _number_segments(segment_ids: np.ndarray, lengths: Sequence[int]) -> None:
-    """Numbers the segments of a row from 1, given their lengths."""
     numbers = np.repeat(np.arange(1, len(lengths) + 1), lengths)
     segment_ids[: len(numbers)] = numbers
 
@@ -157,17 +156,9 @@ def stream_batches(
 ) -> Generator[Batch, None, None]:
     """Yields batches `start` to `stop - 1` of a plan in order, prefetched by threads.
 
-    If `plan.accumulate` is above 1, the arrays of a batch are `[A, B, ...]`. Errors of
-    a reading thread are raised here. Close the iterator to stop the threads early.
-
-    Args:
-      examples: examples that the plan numbers.
-      plan: order of the batches.
-      start: index of the first batch.
-      stop: index after the last batch.
-      pad_id: token id that fills rows.
-      prefetch: number of batches to prefetch, and of threads that read them; 0 to read
-        each batch on demand.
+    With micro-batches, the arrays of a batch are `[A, B, ...]`. Errors of the threads
+    are raised here. Close the iterator to stop the threads early. With `prefetch=0`,
+    batches are read on demand.
     """
     import grain
 
@@ -204,10 +195,9 @@ def read_first_batches(
     *,
     pad_id: int,
 ) -> Iterator[Batch]:
-    """Yields one batch of each shape, in the order of their first use.
+    """Yields one batch of every shape, in the order of their first use.
 
-    Arguments as in `stream_batches`. Shapes that do not occur within two epochs are
-    left out.
+    Shapes that do not occur within two epochs are left out.
     """
     seen, shapes = set(), len(plan.shapes())
     for index in range(start, min(stop, start + 2 * plan.batches_per_epoch)):

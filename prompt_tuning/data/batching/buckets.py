@@ -54,15 +54,14 @@ def choose_tops(
     Pairs are added one by one, each time the one that saves the most, until the saving
     is negligible; then each is exchanged for a better one as long as one exists
     (forward selection and exchange, as in clustering by medoids). All arithmetic is on
-    integers, so that every machine makes the same choice.
+    integers, so every machine makes the same choice.
 
     Args:
-      lengths: the two lengths of each example.
+      lengths: the two lengths of every example.
       count: maximum number of pairs.
       costs: cost of one position of the first and of the second kind.
       maximum_length: maximum of both lengths, which no example exceeds.
-      saved_examples: each additional pair must save the cost of so many examples of the
-        longest pair.
+      saved_examples: a pair must save the cost of this many of the longest examples.
 
     Returns:
       Pairs in order of cost; every example fits in the last. Lengths are multiples of
@@ -102,10 +101,8 @@ def assign_buckets(
 class _Search(NamedTuple):
     """`c` distinct pairs of lengths, and `n` candidate pairs to pad them to.
 
-    Attributes:
-      fits: whether each distinct pair fits in each candidate.
-      counts: number of examples of each distinct pair.
-      costs: cost of an example padded to each candidate.
+    `fits` tells which pair fits in which candidate, `counts` how many examples have a
+    pair, and `costs` the cost of one example padded to a candidate.
     """
 
     fits: Bool[np.ndarray, "c n"]
@@ -113,13 +110,12 @@ class _Search(NamedTuple):
     costs: Int64[np.ndarray, "n"]
 
     def example_costs(self, chosen: list[int]) -> Int64[np.ndarray, "c"]:
-        """Returns the cost of an example of each pair, in its cheapest candidate."""
+        """Returns the cost of one example by pair, in its cheapest chosen candidate."""
         maximum = self.costs.max()
         costs = np.where(self.fits[:, chosen], self.costs[chosen], maximum)  # [c, k]
         return costs.min(axis=1)
 
     def total(self, chosen: list[int]) -> int:
-        """Returns the cost of all examples."""
         return int(self.counts @ self.example_costs(chosen))
 
     def minimum(self) -> int:
@@ -181,7 +177,7 @@ def _round_up_all(
 def _sort_by_cost(
     tops: Int64[np.ndarray, "n 2"], costs: tuple[int, int]
 ) -> Int64[np.ndarray, "b 2"]:
-    """Sorts distinct pairs by cost, so that a pair precedes those that it fits in."""
+    """Sorts distinct pairs by cost: a pair comes before all pairs that it fits in."""
     distinct = np.unique(tops, axis=0)
     return distinct[np.argsort(distinct @ np.array(costs), kind="stable")]
 
@@ -189,7 +185,7 @@ def _sort_by_cost(
 def _tighten(
     tops: Int64[np.ndarray, "b 2"], rounded: Int64[np.ndarray, "E 2"]
 ) -> Int64[np.ndarray, "b 2"]:
-    """Lowers each pair but the last, which fits all, to what its examples need."""
+    """Lowers all pairs but the last, which fits all, to what their examples need."""
     members = assign_buckets(rounded, tops)
     for bucket in range(len(tops) - 1):
         inside = rounded[members == bucket]

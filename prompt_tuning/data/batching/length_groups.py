@@ -10,24 +10,19 @@ from prompt_tuning.data.batching.batch_plan import FILLING, BucketPlan
 
 
 class LengthGroup(NamedTuple):
-    """The rows of a batch.
-
-    Attributes:
-      rows: number of each row, or `FILLING` for none.
-      length: length to pad to.
-    """
+    """The rows of a batch by number, or `FILLING`, and the length to pad them to."""
 
     rows: Int64[np.ndarray, "B"]
     length: int
 
     @property
     def real(self) -> list[int]:
-        """Numbers of the rows, without those that fill the batch up."""
+        """Numbers of the rows without `FILLING`."""
         return self.rows[self.rows != FILLING].tolist()
 
     @property
     def repeated(self) -> list[int]:
-        """Numbers of all rows; those that fill the batch up repeat the last one."""
+        """Numbers of all rows, with the last one repeated in place of `FILLING`."""
         return [*self.real, *self.real[-1:] * (len(self.rows) - len(self.real))]
 
 
@@ -38,13 +33,11 @@ def group_by_length(
     maximum_length: int | None,
     row_parts: int = 1,
 ) -> list[LengthGroup]:
-    """Divides rows into batches; one more length is worth its compilation.
+    """Divides rows into batches of few lengths; another one must pay for its
+    compilation.
 
-    Args:
-      lengths: number of tokens of each row.
-      batch_size: maximum number of rows of a batch.
-      maximum_length: maximum length to pad to; None for no limit.
-      row_parts: number of devices that the rows of a batch are divided among.
+    `lengths` are the tokens of the rows; the rows of a batch divide among `row_parts`
+    devices.
     """
     if not len(lengths):
         return []

@@ -7,17 +7,7 @@ import numpy as np
 from jaxtyping import Int64, Integer
 
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.data.batching.batch_plan import (
-    FILLING,
-    TARGET_COST,
-    TOKEN_COST,
-    BatchPlan,
-    BatchShape,
-    BatchSize,
-    Epoch,
-    Sharing,
-    check_lengths,
-)
+from prompt_tuning.data.batching import batch_plan
 from prompt_tuning.data.batching.buckets import round_up
 
 EXAMPLES_PER_ROW = 4
@@ -37,15 +27,15 @@ TRIED_SPACES = 16
 """Number of sizes of free space to try for an example before a new row is begun."""
 
 
-class PackedPlan(BatchPlan):
-    """Batches of rows with many examples each, one after the other.
+class PackedPlan(batch_plan.BatchPlan):
+    """Batches of rows with many examples each, one after the other, all of one shape.
 
-    All batches have one shape. Rows are packed by best fit, the longest examples first
-    (Johnson 1974, best-fit decreasing), which needs few rows, and equally many in every
-    epoch. Shuffling exchanges examples that have the same length and number of counted
-    targets, and randomizes the order of the rows. Counted targets are the learned ones
-    in a decoder-only model, and all targets in an encoder-decoder, where a row's inputs
-    must fit in `T` and their targets in `U`.
+    Rows are packed by best fit, the longest examples first (Johnson 1974, best-fit
+    decreasing), which needs few rows, and equally many in every epoch. Shuffling
+    exchanges examples with equal lengths and equal numbers of counted targets, and
+    reorders the rows. Counted targets are the learned ones in a decoder-only model, and
+    all targets in an encoder-decoder, where the inputs of a row fit in `T` and the
+    targets in `U`.
 
     Attributes:
       length: `T`, length of every row.
@@ -69,26 +59,22 @@ class PackedPlan(BatchPlan):
         """Packs the examples.
 
         Args:
-          input_lengths: number of inputs of each example; see `Examples`.
-          weight_counts: number of learned targets of each example.
-          target_lengths: number of targets of each example of an encoder-decoder; None
-            for a decoder-only model, whose targets are its inputs.
-          batch_size: number of packed rows of a micro-batch.
-          batch_tokens: maximum number of tokens of a micro-batch, padding included
-            (inputs, and in an encoder-decoder targets); replaces `batch_size`.
+          input_lengths: see `BucketPlan`, as for all arguments without a description
+            here.
+          weight_counts: see `BucketPlan`.
+          target_lengths: targets by example of an encoder-decoder; None for a
+            decoder-only model.
+          batch_size: packed rows of a micro-batch.
+          batch_tokens: see `BucketPlan`.
           length: `T`; None for four times the average length, at least the longest.
-          seed: seed of the order.
-          shuffle: whether each epoch has its own order.
-          maximum_length: maximum length of a row: the model's positions minus the
-            prompt vectors.
-          accumulate: `A`, number of micro-batches of a batch.
-          row_parts: number of devices that the rows of a micro-batch are divided among.
-
-        Raises:
-          InputError: if there are no examples, or an argument is out of range.
+          seed: see `BucketPlan`.
+          shuffle: see `BucketPlan`.
+          maximum_length: the model's positions minus the prompt vectors.
+          accumulate: see `Sharing`.
+          row_parts: see `Sharing`.
         """
-        check_lengths(input_lengths, maximum_length)
-        sharing = Sharing(accumulate, row_parts)
+        batch_plan.check_lengths(input_lengths, maximum_length)
+        sharing = batch_plan.Sharing(accumulate, row_parts)
         same_tokens = target_lengths is None
         super().__init__(
             len(input_lengths), seed, shuffle, sharing, same_tokens=same_tokens
@@ -101,27 +87,26 @@ class PackedPlan(BatchPlan):
         self._rows, self._kinds = packing.rows, packing.kinds
         self._order = np.argsort(self._kinds, kind="stable")
         targets = self.length if same_tokens else packing.positions
-        self._shape = BatchShape(self.length, targets, packing.positions)
+        self._shape = batch_plan.BatchShape(self.length, targets, packing.positions)
         tokens = self.length if same_tokens else self.length + targets
-        limit = BatchSize(batch_size, batch_tokens).limit(tokens)
+        limit = batch_plan.BatchSize(batch_size, batch_tokens).limit(tokens)
         if not shuffle or batch_tokens is not None:
             limit = min(limit, max(len(self._rows) // accumulate, 1))
         self._batch_rows = limit * accumulate
 
-    def _compute_epoch(self, random: np.random.Generator) -> Epoch:
+    def _compute_epoch(self, random: np.random.Generator) -> batch_plan.Epoch:
         rows = self._exchange_examples(random) if self._shuffle else self._rows
         missing = -len(rows) % self._batch_rows
-        rows = np.pad(rows, ((0, missing), (0, 0)), constant_values=FILLING)
+        rows = np.pad(rows, ((0, missing), (0, 0)), constant_values=batch_plan.FILLING)
         batches = list(rows.reshape(-1, self._batch_rows, rows.shape[1]))
-        return Epoch(batches, [self._shape] * len(batches))
+        return batch_plan.Epoch(batches, [self._shape] * len(batches))
 
     def _exchange_examples(
         self, random: np.random.Generator
     ) -> Int64[np.ndarray, "R n"]:
-        """Exchanges examples of the same kind, and shuffles the rows."""
         shuffled = np.lexsort((random.random(self.examples), self._kinds))
         # [E + 1]: the last entry maps FILLING, -1, to itself.
-        replacements = np.full(self.examples + 1, FILLING)
+        replacements = np.full(self.examples + 1, batch_plan.FILLING)
         replacements[self._order] = shuffled
         return replacements[random.permutation(self._rows)]
 
@@ -131,11 +116,7 @@ def row_length(
     packed_length: int | None = None,
     maximum_length: int | None = None,
 ) -> int:
-    """Returns the length of packed rows: as configured, or for four average examples.
-
-    Raises:
-      InputError: if the longest example does not fit, or the model has fewer positions.
-    """
+    """Returns the length of packed rows: as configured, or of four average examples."""
     longest = int(input_lengths.max())
     if packed_length is None:
         total = EXAMPLES_PER_ROW * int(input_lengths.sum())
@@ -158,8 +139,8 @@ class PackedRows(NamedTuple):
     """`E` examples packed into `R` rows of at most `n` examples.
 
     Attributes:
-      rows: numbers of the examples of each row, `FILLING` after the last.
-      kinds: kind of each example; examples of the same kind can be exchanged.
+      rows: numbers of the examples in a row, `FILLING` after the last.
+      kinds: kind by example; examples of the same kind can be exchanged.
       positions: maximum number of counted targets of a row, after any exchange: `m`,
         and in an encoder-decoder `U` too; a multiple of 8, or the rows' length.
     """
@@ -174,15 +155,20 @@ def pack_decoder_only(
     weight_counts: Integer[np.ndarray, "E"],
     length: int,
 ) -> PackedRows:
-    """Packs the examples of a decoder-only model; some of its targets are learned.
+    """Packs the examples of a decoder-only model, which learns some of the targets.
 
-    Packs by best fit, the longest first, and returns the cheapest of a few packings.
-    The more evenly the learned targets are distributed over the rows, the fewer
-    positions are needed for them, but the more rows; the last packing considers only
-    lengths.
+    Returns the cheapest of three packings. The more evenly the learned targets are
+    distributed over the rows, the fewer positions they need, but the more rows; the
+    last packing considers only lengths.
     """
     counts = np.minimum(_round_counts(weight_counts), input_lengths)
-    return _cheapest(input_lengths, counts, length, length, (TOKEN_COST, TARGET_COST))
+    return _cheapest(
+        input_lengths,
+        counts,
+        length,
+        length,
+        (batch_plan.TOKEN_COST, batch_plan.TARGET_COST),
+    )
 
 
 def pack_pairs(
@@ -208,7 +194,6 @@ def _cheapest(
     maximum_count: int,
     costs: tuple[int, int],
 ) -> PackedRows:
-    """Picks the cheapest of a few packings with different limits of counted targets."""
     even = length * int(counts.sum()) / int(input_lengths.sum())
     limits = [max(int(spread * even), int(counts.max())) for spread in SPREADS]
     packings = []
@@ -219,7 +204,7 @@ def _cheapest(
         cost = len(rows) * (costs[0] * length + costs[1] * positions)
         packings.append((cost, positions, rows))
     _, positions, rows = min(packings, key=lambda packing: packing[:2])
-    table = np.full((len(rows), max(map(len, rows))), FILLING)
+    table = np.full((len(rows), max(map(len, rows))), batch_plan.FILLING)
     for number, row in enumerate(rows):
         table[number, : len(row)] = row
     pairs = np.stack([input_lengths, counts], axis=1)
@@ -235,7 +220,7 @@ def _best_fit(
 ) -> list[list[int]]:
     """Packs rows of at most `length` tokens and `maximum_count` counted targets.
 
-    Each example is put into the fullest row that it fits in, the longest example first.
+    The longest example comes first, and goes into the fullest row that has room for it.
     """
     rows: list[list[int]] = []
     counts_left: list[int] = []  # of each row

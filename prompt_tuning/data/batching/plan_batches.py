@@ -31,19 +31,8 @@ def plan_batches(
 ) -> BatchPlan:
     """Plans batches in random order for training, or in one pass for evaluation.
 
-    Args:
-      source: sizes of the batches.
-      model: properties of the model that reads them.
-      examples: examples of the source.
-      seed: seed of the order.
-      shuffle: whether to shuffle; if not, no batch is larger than the number of
-        examples.
-      accumulate: number of micro-batches of a batch.
-
-    Raises:
-      InputError: if the examples do not fit the sizes, rows cannot be divided among the
-        devices, prompt tokens would be learned where answers are compared, or another
-        process has different examples.
+    Without `shuffle`, no batch is larger than the number of examples. All processes
+    must have the same examples, which is checked here.
     """
     if source.batch_tokens is None:
         model.rows.check(source.batch_size)
@@ -71,7 +60,7 @@ def plan_batches(
 def _plan_class(
     source: DataSource, model: ModelInterface, examples: Examples | ExampleGroups
 ) -> Callable[..., BatchPlan]:
-    """Returns the kind of plan, with the arguments that only this kind has."""
+    """Returns the class of the plan, with the arguments that only this class has."""
     shares = examples.shares_prompt
     same_tokens = model.architecture == "decoder_only" and not shares
     if source.packing:

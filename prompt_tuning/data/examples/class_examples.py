@@ -19,8 +19,8 @@ from prompt_tuning.data.rows.row_sources import Repetition
 class ClassExamples(ExampleGroups):
     """`E` examples of `C` rows each: the example's prompt with each of `C` labels.
 
-    The best row is that of the correct label, and the weight of an example is the mean
-    nonzero loss weight of its tokens, which is 1 unless the data contains weights.
+    The row of the correct label is the best one. An example weighs the mean nonzero
+    loss weight of its tokens: 1, unless the data contains weights.
     """
 
     def __init__(
@@ -38,20 +38,19 @@ class ClassExamples(ExampleGroups):
         Args:
           examples: examples whose prompts are used; their completions are ignored.
           labels: token ids of the `C` labels, including the token that ends them.
-          gold: index of the correct label of each example.
+          gold: index of the correct label by example.
           model: properties of the model that scores the labels.
           skip_too_long: whether to leave out examples that do not fit with the longest
             label.
           share: whether the model can read a prompt once for all labels.
-
-        Raises:
-          InputError: if nothing precedes a label to predict it from, or an example is
-            too long.
         """
         self._examples, self._labels = examples, labels
         self._architecture: Architecture = model.architecture
         lengths, weights = zip(
-            *(_measure(examples[i], model.architecture) for i in range(len(examples))),
+            *(
+                (len(prompt_part(x, model.architecture)), example_weight(x))
+                for x in map(examples.__getitem__, range(len(examples)))
+            ),
             strict=True,
         )
         self._prompt_lengths = np.array(lengths, np.int64)
@@ -82,6 +81,12 @@ class ClassExamples(ExampleGroups):
         empty = not self._prompt_lengths.all()
         self.shares_prompt = share and len(labels) > 1 and not empty
         self._divided = model.architecture == "encoder_decoder" or self.shares_prompt
+        self.rows_per_example = len(labels)
+        self.weight_counts = np.full(len(self), self._longest, np.int64)
+        self.input_lengths = self._prompt_lengths + self._longest * (not self._divided)
+        self.target_lengths = (
+            self.weight_counts if self._divided else self.input_lengths
+        )
         self.gold = np.asarray(gold, np.int32)[fits]
         self.weights = np.array(weights, np.float32)[fits]
         self.skipped = int(np.count_nonzero(~fits)) + getattr(examples, "skipped", 0)
@@ -103,34 +108,8 @@ class ClassExamples(ExampleGroups):
             for label in self._labels
         ]
 
-    @property
-    def rows_per_example(self) -> int:
-        """Number of rows of a batch that an example takes, `C`."""
-        return len(self._labels)
-
-    @property
-    def input_lengths(self) -> Int64[np.ndarray, "E"]:
-        """Number of inputs of each example's longest row."""
-        if self._divided:
-            return self._prompt_lengths
-        return self._prompt_lengths + self._longest
-
-    @property
-    def target_lengths(self) -> Int64[np.ndarray, "E"]:
-        """Number of targets of each example's longest row."""
-        return self.weight_counts if self._divided else self.input_lengths
-
-    @property
-    def weight_counts(self) -> Int64[np.ndarray, "E"]:
-        """Maximum number of targets of a row with nonzero loss weight."""
-        return np.full(len(self), self._longest, np.int64)
-
     def _truncate_prompts(self, truncation: Truncation) -> None:
-        """Shortens the prompts, so that the longest label follows each.
-
-        Raises:
-          InputError: if the tokens of a prompt that are never removed are too many.
-        """
+        """Shortens the prompts, so that even the longest label fits after them."""
         room = truncation.maximum
         if self._architecture == "decoder_only":
             room -= self._longest
@@ -160,15 +139,9 @@ class ClassExamples(ExampleGroups):
 
 
 def _location(examples: Examples | Sequence[Example], number: int) -> str:
-    """Returns the file and line of an example, or else its number."""
     if isinstance(examples, Examples):
         return examples.describe(number)
     return f"example {number}"
-
-
-def _measure(example: Example, architecture: Architecture) -> tuple[int, float]:
-    """Returns the number of prompt tokens and the weight of the completion."""
-    return len(prompt_part(example, architecture)), example_weight(example)
 
 
 def _check_prompts(lengths: Int64[np.ndarray, "E"]) -> None:
@@ -192,11 +165,7 @@ def label_example(
 ) -> Example:
     """Returns an example with a loss weight only on the tokens of the label.
 
-    Args:
-      prompt: token ids before the label.
-      label: its token ids.
-      prompt_id: number of the prompt that is trained.
-      divide: whether these are inputs and targets instead of one row.
+    With `divide`, prompt and label are inputs and targets instead of one row.
     """
     if divide:
         return Example(

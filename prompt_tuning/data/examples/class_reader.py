@@ -2,20 +2,14 @@
 
 import dataclasses
 import functools
-import operator
 from collections.abc import Mapping
 
 import numpy as np
 from jaxtyping import Bool, Int32, Integer
 
 from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.data.examples import row_readers
 from prompt_tuning.data.examples.example_groups import example_weight
-from prompt_tuning.data.examples.row_readers import (
-    NO_VALUES,
-    Example,
-    ExampleIndex,
-    RowReader,
-)
 from prompt_tuning.data.model_interface import ModelInterface
 from prompt_tuning.data.rows.row_sources import DescribeRow, RowBlock
 from prompt_tuning.data.rows.token_columns import TokenValues
@@ -26,19 +20,15 @@ class ClassRowReader:
     """Reads the examples of another reader, with their classes as the only targets.
 
     The inputs of an example are its prompt. Target `i` belongs to the state of token
-    `i`, and only the last target is learned: it is the number of the class. Its weight
-    is the mean nonzero loss weight of the completion, and in a column of the data it
-    has the value of the completion's first token.
+    `i`, and only the last target is learned: it is the number of the class. It weighs
+    the mean nonzero loss weight of the completion, and in a column of the data it has
+    the value of the completion's first token.
 
     In an encoder-decoder the targets are the inputs, so that the decoder reads these,
     too, but for the last, which is the class.
-
-    Attributes:
-      reader: reads the rows themselves.
-      model: properties of the model, with the labels.
     """
 
-    reader: RowReader
+    reader: row_readers.RowReader
     model: ModelInterface
 
     @property
@@ -46,25 +36,17 @@ class ClassRowReader:
         """See `RowReader`."""
         return self.reader.same_tokens
 
-    def scan(self, block: RowBlock, describe_row: DescribeRow) -> ExampleIndex:
-        """Returns the other reader's index with the lengths of prompts and classes.
-
-        Raises:
-          InputError: for the first completion that is not a label, or a row without a
-            prompt.
-        """
+    def scan(
+        self, block: RowBlock, describe_row: DescribeRow
+    ) -> row_readers.ExampleIndex:
+        """Returns the other reader's index with the lengths of prompts and classes."""
         index = self.reader.scan(block, describe_row)
         lengths, counts = np.zeros((2, len(index)), np.int64)
         for number in range(len(index)):
             row = int(index.rows[number])
-            tokens = row - block.start, slice(index.starts[number], index.stops[number])
-            types = None if block.token_types is None else block.token_types[tokens]
+            tokens = slice(index.starts[number], index.stops[number])
             try:
-                example = self.example(
-                    block.input_ids[tokens].astype(np.int32),
-                    None if types is None else types.astype(np.int32),
-                    block.values.map(operator.itemgetter(tokens)),
-                )
+                example = self.example(*block.read(row, tokens))
             except InputError as error:
                 raise InputError(f"{describe_row(row)}: {error}") from error
             lengths[number] = len(example.inputs)
@@ -86,8 +68,8 @@ class ClassRowReader:
         self,
         input_ids: Int32[np.ndarray, "n"],
         token_types: Int32[np.ndarray, "n"] | None,
-        values: TokenValues = NO_VALUES,
-    ) -> Example:
+        values: TokenValues = row_readers.NO_VALUES,
+    ) -> row_readers.Example:
         """Builds the other reader's example with its class; see `RowReader`."""
         example = self.reader.example(input_ids, token_types, values)
         completion, reads_twice = example.prefix_length, not self.reader.same_tokens
@@ -110,7 +92,7 @@ class ClassRowReader:
         inputs, targets = np.array(prompt, np.int32), at_end(np.int32(number))
         if reads_twice:
             targets[:-1] = inputs[:-1]
-        return Example(
+        return row_readers.Example(
             inputs,
             targets,
             at_end(np.float32(example_weight(example))),
@@ -120,7 +102,6 @@ class ClassRowReader:
         )
 
     def _class_of(self, completion: Int32[np.ndarray, "c"]) -> int:
-        """Returns the number of the class whose label a completion is."""
         # The ids of a template's prompt vectors and special tokens are not decoded.
         text = self.model.require_tokenizer().decode(completion).strip()
         if text not in self._numbers:
@@ -132,11 +113,7 @@ class ClassRowReader:
 
     @functools.cached_property
     def _numbers(self) -> Mapping[str, int]:
-        """The number of each class by its label, as written and as it is decoded.
-
-        Raises:
-          InputError: if the tokenizer reads two labels as the same text.
-        """
+        """The number of a class by its label, as written and as it is decoded."""
         tokenizer, labels = self.model.require_tokenizer(), self.model.labels
         decoded = [tokenizer.decode(tokenizer.encode(x)).strip() for x in labels]
         numbers = {text: number for number, text in enumerate(decoded)}
@@ -150,18 +127,18 @@ class ClassRowReader:
 
 @dataclasses.dataclass(frozen=True)
 class TaggedRowReader(ClassRowReader):
-    """Reads rows of tagged words, whose completion has a number for each token.
+    """Reads rows of tagged words, where the completion has a number for each token.
 
-    The number is 0 for a token that is not learned, and else one more than that of its
-    class; see `word_rows`. The tokens that begin a row have none.
+    The number is 0 for a token that is not learned, and else the class plus one; see
+    `word_rows`. The tokens that begin a row have none.
     """
 
     def example(
         self,
         input_ids: Int32[np.ndarray, "n"],
         token_types: Int32[np.ndarray, "n"] | None,
-        values: TokenValues = NO_VALUES,
-    ) -> Example:
+        values: TokenValues = row_readers.NO_VALUES,
+    ) -> row_readers.Example:
         """Builds an example of the words with their classes; see `RowReader`."""
         example = self.reader.example(input_ids, token_types, values)
         stop = example.prefix_length
@@ -175,7 +152,7 @@ class TaggedRowReader(ClassRowReader):
         weights = example.weights[stop:] * (tags > 0)
         if len(tags) > stop or not weights.any():
             raise InputError("no word with a tag has a token, so nothing is learned")
-        return Example(
+        return row_readers.Example(
             np.array(row, np.int32),
             of_tokens(np.maximum(tags - 1, 0)),
             of_tokens(weights.astype(np.float32)),

@@ -1,8 +1,9 @@
 """Reads the values that a record gives the classes of a head.
 
-Several labels are a list of names, or of the numbers of classes, as data sets on the
-Hugging Face Hub have them, or a float for each class. In a table they are names with
-commas between them. A regression has a number, or a list of one for each.
+If labels do not exclude each other, a record lists the names or numbers of those that
+apply, as data sets on the Hugging Face Hub do, or has a float for each class. In a
+table, names are separated by commas. A regression has a number, or a list with one for
+each class.
 """
 
 import dataclasses
@@ -20,12 +21,9 @@ UNREAD = "a"
 
 @dataclasses.dataclass(frozen=True)
 class ClassValueEdit:
-    """Turns the completion of a record into a key for the value of each class.
+    """Turns the completion of a record, under `key`, into one value for each class.
 
-    Attributes:
-      key: key of the completion.
-      labels: names of the classes.
-      problem: whether they have numbers or are several labels.
+    For example `{"prompt": "a", "labels": ["sad", "angry"]}`; numbers for a regression.
     """
 
     key: str
@@ -33,11 +31,7 @@ class ClassValueEdit:
     problem: ClassProblem
 
     def __call__(self, record: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the record with the values.
-
-        Raises:
-          InputError: if the record has no such key, or its value does not fit.
-        """
+        """Returns the record with the values."""
         if self.key not in record:
             raise InputError(
                 f"found the keys {shown(sorted(record))}, expected {self.key!r}: name "
@@ -94,7 +88,7 @@ class ClassValueEdit:
 
 
 def _number(item: Any) -> float | None:
-    """Returns a finite number, or a text of one in a table; None for anything else."""
+    """Returns a finite number, also from a text in a table; None for anything else."""
     if isinstance(item, bool) or not isinstance(item, int | float | str):
         return None
     try:

@@ -22,20 +22,17 @@ ContextText = str | tuple[int, ...]
 
 
 class ContextColumn:
-    """Numbers the contexts of examples.
+    """The column that numbers the contexts of examples.
 
     Attributes:
       key: jsonl key, or HDF5 data set `[rows]`.
-      contexts: the contexts by number. Without a table they are the texts of the
-        column, in the order in which they are read.
+      contexts: the contexts by number, in the order in which they are read if the
+        column has the texts themselves.
 
     Args:
-      key: as there.
-      table: the contexts; a jsonl file whose lines have a `text` or `ids`; or None, if
+      key: as above.
+      table: the contexts, or a jsonl file with a `text` or `ids` in every line; None if
         the column has the texts themselves.
-
-    Raises:
-      InputError: if the table cannot be read, or is empty.
     """
 
     def __init__(self, key: str, table: Sequence[str] | str | None):
@@ -53,11 +50,7 @@ class ContextColumn:
         self._numbers: dict[str, int] = {}
 
     def edit(self, record: Mapping[str, Any]) -> dict[str, Any]:
-        """Replaces a text of the column by its number.
-
-        Raises:
-          InputError: if there is no table, and the value is not a text.
-        """
+        """Replaces a text of the column by its number."""
         value = record.get(self.key)
         if self._has_table or value is None:
             return dict(record)
@@ -72,11 +65,7 @@ class ContextColumn:
         return {**record, self.key: number}
 
     def number(self, line: JsonLine) -> int:
-        """Returns the number of the context of a line.
-
-        Raises:
-          InputError: if it has none.
-        """
+        """Returns the number of the context of a line."""
         line = dataclasses.replace(line, content=self.edit(line.content))
         value = line.scalar(self.key, "ContextDistillation.context_key")
         if type(value) is not int or not 0 <= value < len(self.contexts):
@@ -84,11 +73,7 @@ class ContextColumn:
         return value
 
     def check(self, rows: RowSource) -> None:
-        """Checks that each row has the number of a context.
-
-        Raises:
-          InputError: at the first row that has not.
-        """
+        """Refuses rows without the number of a context."""
         for block in rows.blocks():
             numbers = block.values.columns[CONTEXTS][:, 0]
             wrong = (numbers < 0) | (numbers >= len(self.contexts))
@@ -106,7 +91,7 @@ class ContextColumn:
         )
 
     def encode(self, tokenizer: Tokenizer) -> list[list[int]]:
-        """Returns the token ids of each context."""
+        """Returns the token ids of all contexts."""
         return [
             tokenizer.encode(context) if isinstance(context, str) else list(context)
             for context in self.contexts

@@ -5,12 +5,7 @@ import dataclasses
 import numpy as np
 from jaxtyping import Bool, Int32, Integer
 
-from prompt_tuning.data.examples.row_readers import (
-    NO_VALUES,
-    Example,
-    ExampleIndex,
-    RowReader,
-)
+from prompt_tuning.data.examples import row_readers
 from prompt_tuning.data.model_interface import begin_length
 from prompt_tuning.data.rows.row_sources import DescribeRow, RowBlock
 from prompt_tuning.data.rows.token_columns import TokenValues
@@ -20,14 +15,11 @@ from prompt_tuning.data.rows.token_columns import TokenValues
 class ContextRowReader:
     """Reads the examples of another reader, with a text inserted before each.
 
-    Attributes:
-      reader: reads the rows themselves.
-      ids: token ids of the text; inserted after the tokens that begin a row, and not
-        learned.
-      begin_ids: ids of the tokens that begin a row, such as BOS.
+    The text, `ids`, comes after the `begin_ids` of a row, such as BOS, and is not
+    learned.
     """
 
-    reader: RowReader
+    reader: row_readers.RowReader
     ids: tuple[int, ...]
     begin_ids: tuple[int, ...]
 
@@ -36,7 +28,9 @@ class ContextRowReader:
         """See `RowReader`."""
         return self.reader.same_tokens
 
-    def scan(self, block: RowBlock, describe_row: DescribeRow) -> ExampleIndex:
+    def scan(
+        self, block: RowBlock, describe_row: DescribeRow
+    ) -> row_readers.ExampleIndex:
         """Returns the other reader's index with longer inputs; see `RowReader`."""
         index = self.reader.scan(block, describe_row)
         lengths = {"input_lengths": index.input_lengths + len(self.ids)}
@@ -54,8 +48,8 @@ class ContextRowReader:
         self,
         input_ids: Int32[np.ndarray, "n"],
         token_types: Int32[np.ndarray, "n"] | None,
-        values: TokenValues = NO_VALUES,
-    ) -> Example:
+        values: TokenValues = row_readers.NO_VALUES,
+    ) -> row_readers.Example:
         """Builds the other reader's example and inserts the text; see `RowReader`."""
         example = self.reader.example(input_ids, token_types, values)
         return insert_text(
@@ -64,19 +58,15 @@ class ContextRowReader:
 
 
 def insert_text(
-    example: Example,
+    example: row_readers.Example,
     ids: tuple[int, ...],
     begin_ids: tuple[int, ...],
     *,
     same_tokens: bool = True,
-) -> Example:
+) -> row_readers.Example:
     """Inserts a text into an example, after the tokens that begin a row.
 
-    Args:
-      example: the example.
-      ids: token ids of the text, which are not learned.
-      begin_ids: ids of the tokens that begin a row, such as BOS.
-      same_tokens: whether the inputs are also the targets; see `RowReader`.
+    The text is not learned. In a model with `same_tokens` it is among the targets, too.
     """
     inputs = example.inputs
     # If the first token is learned, it is the EOS that ends an example, not BOS.

@@ -37,9 +37,9 @@ class ContrastiveExamples(ExampleGroups):
     """`E` examples of `C` texts each: query, positive, and equally many negatives.
 
     Args:
-      texts: tokens of the texts of each example.
+      texts: token ids of the `C` texts by example.
       pooling: states that make the vector of a text; see `text_embeddings.Pooling`.
-      skipped: number of examples that are left out because a text is too long.
+      skipped: number of examples left out because a text is too long.
       truncated: number of examples with a cut text.
     """
 
@@ -57,15 +57,19 @@ class ContrastiveExamples(ExampleGroups):
         self.repetition, self.has_prompt_ids = Repetition(0, 0, 0), False
         self.gold = np.zeros(len(texts), np.int32)
         self.weights = np.ones(len(texts), np.float32)
+        self.rows_per_example = len(texts[0])
+        longest = np.array([max(map(len, each)) for each in texts], np.int64)
+        self.input_lengths = self.target_lengths = longest
+        self.weight_counts = longest if pooling == "mean" else np.ones_like(longest)
 
     def __len__(self) -> int:
         return len(self._texts)
 
     def __getitem__(self, number: int) -> list[Example]:
-        """Returns the rows of one example; those that make its vector have a weight.
+        """Returns the rows of one example; weights mark the states of their vectors.
 
-        The state of a token is the one that predicts the next, so the last weight is
-        that of the position after the text.
+        The state of a token is the one that predicts the next, so the last weight
+        belongs to the position after the text.
         """
         rows = []
         for ids in self._texts[number]:
@@ -76,12 +80,13 @@ class ContrastiveExamples(ExampleGroups):
         return rows
 
     def candidates(self) -> tuple[Int64[np.ndarray, "n"], Int64[np.ndarray, "E"]]:
-        """Returns the numbers of different texts that are no queries.
+        """Returns the numbers of the different texts that are no queries.
 
-        Texts count from the first positive, `C - 1` for each example.
+        Numbers start at the first positive, and count `C - 1` texts for each example.
 
         Returns:
-          the first of each, and the place of each example's positive among them.
+          The first text of each kind, and the place of each example's positive among
+          them.
         """
         texts = [ids.tobytes() for each in self._texts for ids in each[1:]]
         places, chosen = {}, []
@@ -93,11 +98,7 @@ class ContrastiveExamples(ExampleGroups):
         return np.array(chosen, np.int64), np.array(positives, np.int64)
 
     def check_candidates(self, batch_size: int) -> None:
-        """Checks that a batch has a wrong text for a query.
-
-        Raises:
-          InputError: if the positive of a query is its only candidate.
-        """
+        """Refuses batches where the positive of a query is its only candidate."""
         examples = min(len(self), batch_size)
         if examples * (self.rows_per_example - 1) == 1:
             raise InputError(
@@ -105,28 +106,6 @@ class ContrastiveExamples(ExampleGroups):
                 f"query is always 0: give {NEGATIVES[0]!r} in each record, or several "
                 f"records and {how_to_set('DataSource.batch_size', 32)}"
             )
-
-    @property
-    def rows_per_example(self) -> int:
-        """Number of texts of an example, `C`."""
-        return len(self._texts[0])
-
-    @property
-    def input_lengths(self) -> Int64[np.ndarray, "E"]:
-        """Number of tokens of each example's longest text."""
-        longest = [max(len(ids) for ids in texts) for texts in self._texts]
-        return np.array(longest, np.int64)
-
-    @property
-    def target_lengths(self) -> Int64[np.ndarray, "E"]:
-        """Number of tokens of each example's longest text."""
-        return self.input_lengths
-
-    @property
-    def weight_counts(self) -> Int64[np.ndarray, "E"]:
-        """Number of states that make the vector of a text, at most."""
-        lengths = self.input_lengths
-        return lengths if self._pooling == "mean" else np.ones_like(lengths)
 
 
 def load_contrastive(
@@ -137,14 +116,7 @@ def load_contrastive(
 ) -> ContrastiveExamples:
     """Reads the files of a data source as texts that belong together.
 
-    Args:
-      source: the files and how they are read.
-      model: properties of the model that reads them.
-      encode: returns the tokens of a text.
-      pooling: see `ContrastiveExamples`.
-
-    Raises:
-      InputError: if a setting, a file or a record cannot be used; see `DataSource`.
+    `encode` returns the tokens of a text; for `pooling` see `ContrastiveExamples`.
     """
     check_source(source, model)
     if not reads_text(source):
@@ -183,11 +155,7 @@ def load_contrastive(
 
 
 def _check_settings(source: DataSource, model: ModelInterface) -> None:
-    """Refuses settings that would have no effect on the texts of a record.
-
-    Raises:
-      InputError: for the first.
-    """
+    """Refuses settings that would have no effect on the texts of a record."""
     defaults = {field.name: field.default for field in dataclasses.fields(source)}
     for name in UNREAD:
         value = getattr(source, name)
@@ -218,20 +186,14 @@ class _Shortened:
 
     @property
     def skipped(self) -> int:
-        """Number of records that are left out."""
         return len(self._skipped)
 
     @property
     def cut(self) -> int:
-        """Number of records with a cut text."""
         return len(self._cut)
 
     def __call__(self, ids: list[int], place: str) -> list[int] | None:
-        """Returns a text that fits; None to leave its record out.
-
-        Raises:
-          InputError: if it has no token, or more than fit and such texts are errors.
-        """
+        """Returns a text that fits; None to leave its record out."""
         if not ids:
             raise InputError(f"{place}: a text has no token, so it has no vector")
         if self._maximum is None or len(ids) <= self._maximum:
@@ -250,11 +212,7 @@ class _Shortened:
 
 
 def _texts_of(record: Mapping[str, Any], place: str) -> list[str]:
-    """Returns the query, the positive and the negatives of a record.
-
-    Raises:
-      InputError: if one is missing, empty or no text.
-    """
+    """Returns the query, the positive and the negatives of a record."""
     query = next((key for key in QUERIES if key in record), None)
     other = next((key for key in NEGATIVES if key in record), None)
     if query is None or POSITIVE not in record:

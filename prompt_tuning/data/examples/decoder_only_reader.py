@@ -8,12 +8,7 @@ from jaxtyping import Bool, Float32, Int32, Int64, Integer
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.token_weights import PADDING, PROMPT, SEPARATOR, token_weights
-from prompt_tuning.data.examples.row_readers import (
-    NO_VALUES,
-    Example,
-    ExampleIndex,
-    how_to_skip,
-)
+from prompt_tuning.data.examples import row_readers
 from prompt_tuning.data.examples.row_splitting import (
     ExampleBounds,
     RowSplitter,
@@ -38,14 +33,14 @@ class DecoderOnlyRowReader:
 
     Attributes:
       use_token_type_ids: whether the types determine the loss weights; if not, every
-        token is learned, including padding that the data contains. None if they do
-        where the data has types; see `DataSource`.
+        token is learned, including padding in the data. None for "if the data has
+        types".
       prompt_loss_weight: loss weight of prompt tokens (type 0) if types are used.
-      predicts_first_token: whether a prompt vector stands before each example.
+      predicts_first_token: whether a prompt vector stands before every example.
       bos_id: id of BOS or another token that begins a row, or None.
-      task_token: token at the start of each example that selects its prompt, or None.
-      first_soft_id: first of the ids that represent prompt vectors of a template; None
-        if every id is a token.
+      task_token: token at the start of every example that selects its prompt, or None.
+      first_soft_id: first of the ids that represent prompt vectors of a template, or
+        None.
       split: splits rows into examples: `split_at_separators` or `keep_whole_rows`.
       skip_unlearned: whether rows without a learned token are left out, not refused.
     """
@@ -64,7 +59,9 @@ class DecoderOnlyRowReader:
         """See `RowReader`."""
         return True
 
-    def scan(self, block: RowBlock, describe_row: DescribeRow) -> ExampleIndex:
+    def scan(
+        self, block: RowBlock, describe_row: DescribeRow
+    ) -> row_readers.ExampleIndex:
         """Returns the examples with at least one learned token; see `RowReader`."""
         bounds = self._bounds(block)
         tasks = self._tasks(block, bounds, describe_row)
@@ -78,32 +75,28 @@ class DecoderOnlyRowReader:
                 f"{describe_row(block.start + int(np.argmin(learned)))}: no token has "
                 "a loss weight, expected at least one learned token (BOS is never "
                 "learned, nor is the first token of an example in a model without a "
-                f"prompt); {how_to_skip()}"
+                f"prompt); {row_readers.how_to_skip()}"
             )
         # Learned tokens of each example, `[E]`, counted in the flattened rows.
         begins = bounds.rows * weights.shape[1] + bounds.starts
         counts = np.add.reduceat(weights.ravel() != 0, begins, dtype=np.int64)
         rows, starts, stops, lengths = bounds
         lengths = lengths - int(self.task_token is not None)
-        index = ExampleIndex(
+        index = row_readers.ExampleIndex(
             block.start + rows, starts, stops, lengths, lengths, counts, tasks
         )
         return index.select(counts > 0)
 
     def weights(self, block: RowBlock) -> Float32[np.ndarray, "c n"]:
-        """Returns the loss weight of each token of a block.
-
-        Raises:
-          InputError: if token types are needed but missing or out of range.
-        """
+        """Returns the loss weights of a block's tokens."""
         return self._block_weights(block, self._bounds(block))
 
     def example(
         self,
         input_ids: Int32[np.ndarray, "n"],
         token_types: Int32[np.ndarray, "n"] | None,
-        values: TokenValues = NO_VALUES,
-    ) -> Example:
+        values: TokenValues = row_readers.NO_VALUES,
+    ) -> row_readers.Example:
         """Builds one example; see `RowReader`."""
         if token_types is not None:
             kept = self.kept(token_types)
@@ -117,7 +110,7 @@ class DecoderOnlyRowReader:
         types = None if token_types is None else token_types[None]
         first = np.array([0])
         weights = self._weights(input_ids[None], types, values, (first, first))[0]
-        return Example(
+        return row_readers.Example(
             input_ids,
             input_ids,
             weights,
@@ -134,7 +127,6 @@ class DecoderOnlyRowReader:
         return token_types != PADDING
 
     def _included(self, block: RowBlock) -> Bool[np.ndarray, "c n"]:
-        """Returns which tokens of a block are in the data and not padding."""
         stored = stored_tokens(block)
         return (
             stored
@@ -148,7 +140,6 @@ class DecoderOnlyRowReader:
     def _block_weights(
         self, block: RowBlock, bounds: ExampleBounds
     ) -> Float32[np.ndarray, "c n"]:
-        """Returns the loss weight of each token, given the bounds of the examples."""
         rows, included = bounds.rows, self._included(block)
         is_task = self.task_token is not None and self.task_token.position == 0
         firsts = token_positions(bounds, included, int(is_task))
@@ -210,11 +201,7 @@ class DecoderOnlyRowReader:
     def _tasks(
         self, block: RowBlock, bounds: ExampleBounds, describe_row: DescribeRow
     ) -> Int64[np.ndarray, "E"]:
-        """Returns each example's task; 0 without task tokens.
-
-        Raises:
-          InputError: if an example ends before its task token.
-        """
+        """Returns the tasks of the examples; 0 without task tokens."""
         token, rows = self.task_token, bounds.rows
         if token is None:
             return np.zeros_like(rows)

@@ -1,7 +1,6 @@
 """Reads rows as the examples of an encoder-decoder model."""
 
 import dataclasses
-import operator
 
 import numpy as np
 from jaxtyping import Bool, Float32, Int32, Integer
@@ -30,16 +29,15 @@ TYPES_NEEDED = (
 class EncoderDecoderRowReader:
     """Reads each turn of a row, a prompt and its completion, as one example.
 
-    A row is split wherever a prompt follows a completion. Type 0 of each turn becomes
-    the encoder's input, types 1 and 3 the target. Special tokens of the input are as in
+    A row is split wherever a prompt follows a completion. Type 0 of a turn becomes the
+    encoder's input, types 1 and 3 the target. Special tokens of the input are as in
     `ModelConfig.encoder_input`; EOS is appended to the target where it is missing.
     Padding is removed from both.
 
     Attributes:
       eos_id: id of the token that ends inputs and targets.
       bos_id: id of BOS, or None.
-      task_token: token at the start of each turn's prompt that selects the prompt of
-        the model, or None.
+      task_token: token at the start of a turn that selects the model's prompt, or None.
       encoder_input: special tokens of an input; see `ModelConfig`.
       skip_unlearned: whether turns without a learned token are left out, not refused.
     """
@@ -56,24 +54,19 @@ class EncoderDecoderRowReader:
         return False
 
     def scan(self, block: RowBlock, describe_row: DescribeRow) -> ExampleIndex:
-        """Returns one example for each turn of each row; see `RowReader`."""
+        """Returns one example for each turn; see `RowReader`."""
         entries: list[tuple[int, ...]] = []
         for offset, length in enumerate(unpadded_lengths(block)):
             row = block.start + offset
             if block.token_types is None:
                 raise InputError(f"{describe_row(row)}: {TYPES_NEEDED}")
-            ids, types = block.input_ids[offset], block.token_types[offset]
+            types = block.token_types[offset]
             for start, stop in find_turns(types[:length]):
                 turn = types[start:stop]
                 if self.skip_unlearned and not _has_target(turn):
                     continue
                 self._check_turn(turn, describe_row(row), start)
-                tokens = offset, slice(start, stop)
-                example = self.example(
-                    ids[start:stop].astype(np.int32),
-                    types[start:stop].astype(np.int32),
-                    block.values.map(operator.itemgetter(tokens)),
-                )
+                example = self.example(*block.read(row, slice(start, stop)))
                 count = int(np.count_nonzero(example.weights))
                 if not count and self.skip_unlearned:
                     continue
@@ -85,11 +78,7 @@ class EncoderDecoderRowReader:
         return ExampleIndex(*np.array(entries, np.int64).reshape(-1, 7).T)
 
     def weights(self, block: RowBlock) -> Float32[np.ndarray, "c n"]:
-        """Returns the loss weight of each token of a block as a target.
-
-        Raises:
-          InputError: if token types are missing or out of range.
-        """
+        """Returns the loss weights of a block's tokens as targets."""
         if block.token_types is None:
             raise InputError(TYPES_NEEDED)
         types, shape = block.token_types, block.input_ids.shape

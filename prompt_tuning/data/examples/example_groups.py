@@ -1,4 +1,4 @@
-"""Examples that are groups of rows, which an objective compares."""
+"""Examples of several rows, which an objective compares."""
 
 import abc
 import dataclasses
@@ -21,19 +21,23 @@ class ExampleGroups(abc.ABC):
     `build_batch` puts the rows of an example one after the other.
 
     Attributes:
-      gold: number of the best row of each example, or its rating, `[E]`.
-      weights: weight of each example, float32 `[E]`.
+      gold: number of the best row by example, or its rating, `[E]`.
+      weights: weight by example, float32 `[E]`.
+      rows_per_example: number of rows of a batch that an example takes, `C`.
+      input_lengths: number of inputs of the longest row by example, `[E]`.
+      target_lengths: number of targets of the longest row by example, `[E]`.
+      weight_counts: maximum number of learned targets of a row by example, `[E]`.
       skipped: number of examples left out because they are too long.
       truncated: number of examples that are cut.
       unlearned: number of examples left out because nothing in them is learned.
       without_completion: number of records left out because they have no completion.
       repetition: see `RowSource`.
-      has_prompt_ids: whether the data selects the prompt of each example.
+      has_prompt_ids: whether the data selects the prompts of the examples.
       columns: names of the columns for an objective, perhaps with their types; see
         `build_batch`.
-      contexts: column of the text that a teacher reads before each, or None.
-      context_numbers: number of each example's text, if there is that column, `[E]`.
-      has_groups: whether an example consists of several rows; always True.
+      contexts: column of the text that a teacher reads before an example, or None.
+      context_numbers: numbers of the examples' texts in that column, `[E]`.
+      has_groups: whether an example consists of more than one row; always True.
       shares_prompt: whether the rows of an example begin with one prompt, which a batch
         has once. Their inputs are then the prompt alone, and their targets what follows
         it, also if the model is decoder-only.
@@ -47,6 +51,10 @@ class ExampleGroups(abc.ABC):
     context_numbers: Int64[np.ndarray, "E"]
     gold: Int32[np.ndarray, "E"]
     weights: Float32[np.ndarray, "E"]
+    rows_per_example: int
+    input_lengths: Int64[np.ndarray, "E"]
+    target_lengths: Int64[np.ndarray, "E"]
+    weight_counts: Int64[np.ndarray, "E"]
     skipped: int
     truncated: int
     unlearned: int
@@ -61,40 +69,13 @@ class ExampleGroups(abc.ABC):
     def __getitem__(self, number: int) -> list[Example]:
         """Returns the rows of one example."""
 
-    @property
-    @abc.abstractmethod
-    def rows_per_example(self) -> int:
-        """Number of rows of a batch that an example takes, `C`."""
-
-    @property
-    @abc.abstractmethod
-    def input_lengths(self) -> Int64[np.ndarray, "E"]:
-        """Number of inputs of each example's longest row."""
-
-    @property
-    @abc.abstractmethod
-    def target_lengths(self) -> Int64[np.ndarray, "E"]:
-        """Number of targets of each example's longest row."""
-
-    @property
-    @abc.abstractmethod
-    def weight_counts(self) -> Int64[np.ndarray, "E"]:
-        """Maximum number of targets of a row with nonzero loss weight."""
-
 
 def check_prompt(
     examples: Examples, number: int, example: Example, remedy: str
 ) -> None:
-    """Checks that the model without what is trained can score an answer.
+    """Refuses an answer that nothing precedes, if the model without a prompt scores it.
 
-    Args:
-      examples: table of the examples.
-      number: number of the example in it.
-      example: the prompt and the answer.
-      remedy: what to give instead.
-
-    Raises:
-      InputError: if nothing precedes the answer.
+    `remedy` ends the message.
     """
     if examples.reader.same_tokens and example.weights[0]:
         raise InputError(
@@ -127,7 +108,7 @@ def after_prompt(example: Example, length: int) -> Example:
 
 
 def unweighted(example: Example) -> Example:
-    """Returns an example whose learned tokens all weigh 1, without columns."""
+    """Returns an example with weight 1 for every learned token, without columns."""
     weights = (example.weights > 0).astype(np.float32)
     return dataclasses.replace(example, weights=weights, columns={})
 

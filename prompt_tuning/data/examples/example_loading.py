@@ -2,13 +2,13 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from prompt_tuning.core.batch import value_columns
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.model_choices import WITH_VALUES
 from prompt_tuning.core.model_config import Architecture
 from prompt_tuning.core.setting_hints import NUMBER, how_to_set
+from prompt_tuning.data import source_reading
 from prompt_tuning.data.examples.class_reader import ClassRowReader, TaggedRowReader
 from prompt_tuning.data.examples.class_values import ClassValueEdit
 from prompt_tuning.data.examples.context_column import ContextColumn
@@ -31,21 +31,8 @@ from prompt_tuning.data.rows.row_sources import BlockWeights, RowSource
 from prompt_tuning.data.rows.tasks import Tasks, TaskToken
 from prompt_tuning.data.rows.token_columns import CONTEXTS
 from prompt_tuning.data.rows.word_rows import WordEncoder
-from prompt_tuning.data.source_reading import (
-    check_source,
-    files_of,
-    reads_text,
-    row_keys,
-    tasks_of,
-    token_columns,
-    token_template,
-)
 from prompt_tuning.data.text.templates import TokenTemplate
-from prompt_tuning.data.text.tokenizers import (
-    Tokenizer,
-    continued_pair,
-    separate_pair,
-)
+from prompt_tuning.data.text.tokenizers import Tokenizer, continued_pair, separate_pair
 from prompt_tuning.settings.data_source import DataSource
 
 PAIR_ENCODERS: dict[Architecture, PairEncoder] = {
@@ -69,9 +56,9 @@ def load_examples(
     Args:
       source: the files and how they are read.
       model: properties of the model that reads them.
-      context_ids: token ids of a text to insert before the prompt of each example.
-      edit: changes each record of a text file before it is encoded; None for none.
-      contexts: column of the text that a teacher reads before each example, or None.
+      context_ids: token ids of a text to insert before the prompt of every example.
+      edit: changes a record of a text file before it is encoded.
+      contexts: column of the text that a teacher reads before an example.
 
     Raises:
       InputError: if a setting, a file or a row cannot be used with this model; the
@@ -80,18 +67,18 @@ def load_examples(
     if contexts is not None:
         columns = {**(source.columns or {}), CONTEXTS: contexts.key}
         source, edit = dataclasses.replace(source, columns=columns), contexts.edit
-    check_source(source, model)
+    source_reading.check_source(source, model)
     edit, columns = _with_values(source, model, edit)
-    template, tasks = token_template(source, model), tasks_of(source, model)
-    paths, is_text = files_of(source), reads_text(source)
+    template = source_reading.token_template(source, model)
+    tasks = source_reading.tasks_of(source, model)
+    is_text = source_reading.reads_text(source)
     if tasks is not None and is_text and model.tokenizer is not None:
         tasks = tasks.after(len(model.tokenizer.begin_ids))
-    task_token = None if tasks is None else tasks.token
-    reader = _row_reader(source, model, task_token, template, bool(context_ids))
+    reader = _row_reader(source, model, tasks, template, bool(context_ids))
     if is_text:
-        rows = _open_text(source, paths, model, template, tasks, edit, columns)
+        rows = _open_text(source, model, template, tasks, edit, columns)
     else:
-        rows = _open_hdf5(source, paths, template, tasks, reader.weights)
+        rows = _open_hdf5(source, template, tasks, reader.weights)
     if context_ids:
         reader = ContextRowReader(reader, tuple(context_ids), model.begin_ids)
     if model.labels:
@@ -130,11 +117,7 @@ def load_examples(
 
 
 def _check_pooling(source: DataSource, model: ModelInterface) -> None:
-    """Refuses packed rows whose examples are pooled.
-
-    Raises:
-      InputError: with what to set.
-    """
+    """Refuses packed rows whose examples are pooled."""
     if model.pooling != "last" and source.packing:
         raise InputError(
             f"ClassHead.pooling is {model.pooling!r}, but DataSource.packing puts "
@@ -145,15 +128,11 @@ def _check_pooling(source: DataSource, model: ModelInterface) -> None:
 def _with_values(
     source: DataSource, model: ModelInterface, edit: RecordEdit | None
 ) -> tuple[RecordEdit | None, dict[str, str]]:
-    """Returns an edit of records that adds the values of classes, and all columns.
-
-    Raises:
-      InputError: if the data contains token ids, from which values cannot be read.
-    """
+    """Returns an edit of records that adds the values of classes, and all columns."""
     columns = source.objective_columns
     if not model.labels or model.problem not in WITH_VALUES:
         return edit, columns
-    if not reads_text(source):
+    if not source_reading.reads_text(source):
         raise InputError(
             f"{source.files} contains token ids, but ClassHead.problem is "
             f"{model.problem!r}, whose values are read from text: use jsonl files"
@@ -166,12 +145,12 @@ def _with_values(
 def _row_reader(
     source: DataSource,
     model: ModelInterface,
-    task_token: TaskToken | None,
+    tasks: Tasks | None,
     template: TokenTemplate | None,
     follows_text: bool,
 ) -> DecoderOnlyRowReader | EncoderDecoderRowReader:
     """Returns the reader of rows; `follows_text` if a text is inserted before each."""
-    skips = source.on_nothing_learned == "skip"
+    skips, task_token = source.on_nothing_learned == "skip", tasks and tasks.token
     if model.architecture == "encoder_decoder":
         return _encoder_decoder_reader(model, task_token, skip_unlearned=skips)
     return DecoderOnlyRowReader(
@@ -207,13 +186,13 @@ def _encoder_decoder_reader(
 
 def _open_text(
     source: DataSource,
-    paths: Sequence[Path],
     model: ModelInterface,
     template: TokenTemplate | None,
     tasks: Tasks | None,
     edit: RecordEdit | None,
     columns: Mapping[str, str],
 ) -> RowSource:
+    paths = source_reading.files_of(source)
     try:
         tokenizer = model.require_tokenizer()
     except InputError as error:
@@ -227,7 +206,7 @@ def _open_text(
         source.joiner,
         PAIR_ENCODERS[model.architecture],
         template,
-        row_keys(source),
+        source_reading.row_keys(source),
     )
     if model.problem == "tokens":
         encoder, add_eos = _word_encoder(source, tokenizer, model.labels), False
@@ -242,7 +221,9 @@ def _open_text(
         encoder,
         add_eos=add_eos,
         tasks=tasks,
-        columns=dataclasses.replace(token_columns(source), columns=columns),
+        columns=dataclasses.replace(
+            source_reading.token_columns(source), columns=columns
+        ),
         edit=edit,
     )
 
@@ -250,11 +231,7 @@ def _open_text(
 def _word_encoder(
     source: DataSource, tokenizer: Tokenizer, labels: Sequence[str]
 ) -> WordEncoder:
-    """Returns the encoder of tagged words.
-
-    Raises:
-      InputError: if the data has a setting for texts that are not split into words.
-    """
+    """Returns the encoder of tagged words."""
     unread = {"template": None, "task_token": None, "format": "auto"}
     for name, default in {**unread, "chat": False, "joiner": ""}.items():
         if getattr(source, name) != default:
@@ -266,11 +243,7 @@ def _word_encoder(
 
 
 def _check_conversations(source: DataSource) -> None:
-    """Refuses settings that do not apply to conversations.
-
-    Raises:
-      InputError: if there are any.
-    """
+    """Refuses settings that do not apply to conversations."""
     if source.task_token is not None:
         raise InputError(
             "DataSource.task_token is set, but a chat template begins each row: select "
@@ -285,7 +258,6 @@ def _check_conversations(source: DataSource) -> None:
 
 def _open_hdf5(
     source: DataSource,
-    paths: Sequence[Path],
     template: TokenTemplate | None,
     tasks: Tasks | None,
     weights: BlockWeights,
@@ -301,8 +273,8 @@ def _open_hdf5(
             "tasks: leave the names out"
         )
     return Hdf5Rows(
-        paths,
+        source_reading.files_of(source),
         prompt_ids=None if tasks is None else tasks.key,
-        columns=token_columns(source),
+        columns=source_reading.token_columns(source),
         weights=weights,
     )

@@ -1,7 +1,6 @@
 """Tables of examples, checked once and read on demand."""
 
 import dataclasses
-import operator
 from collections.abc import Collection
 from typing import NamedTuple, get_args
 
@@ -33,19 +32,19 @@ class Examples:
       reader: reads rows as examples.
       index: locations and sizes of the examples.
       skipped: number of examples left out because they are too long.
-      has_prompt_ids: whether the data selects the prompt of each example.
+      has_prompt_ids: whether the data selects the prompts of the examples.
       columns: names of the columns that the data provides for an objective.
       truncation: cuts examples that are too long; None to leave all as they are.
       truncated: number of examples that are cut.
       unlearned: number of rows left out because nothing in them is learned.
-      contexts: column of the text that a teacher reads before each, or None.
+      contexts: column of the text that a teacher reads before an example, or None.
       without_completion: see `RowSource`.
       repetition: see `RowSource`.
-      has_groups: whether an example consists of several rows; always False.
+      has_groups: whether an example consists of more than one row; always False.
       shares_prompt: see `ExampleGroups`; always False.
       rows_per_example: number of rows of a batch that an example takes; always 1.
-      uncounted: number of targets that are left out of a measurement because another
-        model in the same comparison has nothing to predict them from.
+      uncounted: number of targets that a comparison leaves out, because another model
+        in it has nothing to predict them from.
     """
 
     has_groups = shares_prompt = False
@@ -94,7 +93,7 @@ class Examples:
         return dataclasses.replace(example, prompt_id=prompt_id)
 
     def locate(self, number: int) -> tuple[int, int, int]:
-        """Returns the row of an example, its first token there, and its stop."""
+        """Returns the row of an example, and the bounds of its tokens in the row."""
         columns = self.index.rows, self.index.starts, self.index.stops
         row, start, stop = (int(column[number]) for column in columns)
         return row, start, stop
@@ -135,7 +134,7 @@ class Examples:
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """Limits that rows are checked against.
+    """Limits that rows are checked against, in the words of `DataSource`.
 
     Attributes:
       vocabulary_size: one more than the largest id allowed.
@@ -143,12 +142,9 @@ class Limits:
       on_too_long: "error" to reject longer examples, "skip" to leave them out, or else
         they are cut.
       maximum_examples: number of examples to use, from the first; None for all.
-      on_nothing_learned: "skip" if an example that loses its learned tokens by a cut is
-        left out; "error" to reject it.
+      on_nothing_learned: whether an example that loses its learned tokens by a cut is
+        left out ("skip") or rejected ("error").
       positions_note: see `ModelInterface`.
-
-    Raises:
-      InputError: if a limit is out of range.
     """
 
     vocabulary_size: int
@@ -171,14 +167,10 @@ class Limits:
 
 
 class ScannedRows(NamedTuple):
-    """The examples of some rows.
+    """The examples of some rows, and how many were left out or cut.
 
-    Attributes:
-      index: index of the examples.
-      skipped: number of examples that are left out because they are too long.
-      truncated: number of examples that are cut.
-      unlearned: number of rows that are left out because nothing in them is learned,
-        and of examples that lose their learned tokens by a cut.
+    `unlearned` counts rows where nothing is learned, and examples that lose their
+    learned tokens by a cut.
     """
 
     index: ExampleIndex
@@ -194,11 +186,7 @@ def scan_rows(
     tasks: Tasks | None = None,
     truncation: Truncation | None = None,
 ) -> ScannedRows:
-    """Checks rows in order until `maximum_examples` examples are found.
-
-    Raises:
-      InputError: at the first row that cannot be used, or if no example is left.
-    """
+    """Checks rows in order until `maximum_examples` examples are found."""
     parts, count, skipped, unlearned = [], 0, 0, 0
     is_cut: list[np.ndarray] = []
     for block in rows.blocks():
@@ -251,22 +239,14 @@ def _truncate(
     """Returns the index with the sizes that examples have when they are cut.
 
     With `skip_unlearned`, an example that loses its learned tokens has 0 of them.
-
-    Raises:
-      InputError: if one of them cannot be cut.
     """
     lengths = np.maximum(index.input_lengths, index.target_lengths)
     columns = [index.input_lengths, index.target_lengths, index.weight_counts]
     sizes = [column.copy() for column in columns]
     for number in np.flatnonzero(lengths > truncation.maximum).tolist():
         row = int(index.rows[number])
-        tokens = row - block.start, slice(index.starts[number], index.stops[number])
-        types = None if block.token_types is None else block.token_types[tokens]
-        example = reader.example(
-            block.input_ids[tokens].astype(np.int32),
-            None if types is None else types.astype(np.int32),
-            block.values.map(operator.itemgetter(tokens)),
-        )
+        tokens = slice(index.starts[number], index.stops[number])
+        example = reader.example(*block.read(row, tokens))
         try:
             example = truncation(example)
         except NothingLearnedError as error:
@@ -289,11 +269,7 @@ def _truncate(
 def _set_tasks(
     index: ExampleIndex, block: RowBlock, tasks: Tasks, describe_row: DescribeRow
 ) -> ExampleIndex:
-    """Sets prompt ids from the column of tasks, if there is one, and checks them.
-
-    Raises:
-      InputError: at the first task without a prompt.
-    """
+    """Sets prompt ids from the block's column of tasks, and checks them."""
     prompt_ids = index.prompt_ids
     if block.prompt_ids is not None:
         prompt_ids = block.prompt_ids[index.rows - block.start].astype(np.int64)
@@ -323,7 +299,6 @@ def _check_ranges(
 
 
 def _fits(index: ExampleIndex, limits: Limits) -> Bool[np.ndarray, "E"]:
-    """Returns which examples fit the maximum length."""
     if limits.maximum_length is None:
         return np.ones(len(index), bool)
     lengths = np.maximum(index.input_lengths, index.target_lengths)

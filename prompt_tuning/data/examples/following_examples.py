@@ -1,4 +1,4 @@
-"""Examples that each follow a text of their own."""
+"""Examples that each follow a text, e.g. of their teacher."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -13,10 +13,8 @@ from prompt_tuning.data.examples.row_readers import Example
 class FollowingExamples(Examples):
     """Examples of a decoder-only model, each with a text inserted before its prompt.
 
-    Args:
-      table: the examples.
-      texts: token ids of each example's text.
-      begin_ids: ids of the tokens that begin a row, such as BOS, which precede it.
+    `texts` are the token ids of these texts by example. They come after `begin_ids`,
+    the tokens that begin a row, such as BOS.
     """
 
     def __init__(
@@ -26,27 +24,16 @@ class FollowingExamples(Examples):
         begin_ids: Sequence[int],
     ):
         lengths = np.array([len(text) for text in texts], np.int64)
-        index = dataclasses.replace(
+        self.__dict__.update(table.__dict__)
+        self.index = dataclasses.replace(
             table.index,
             input_lengths=table.input_lengths + lengths,
             target_lengths=table.target_lengths + lengths,
         )
-        super().__init__(
-            table.rows,
-            table.reader,
-            index,
-            table.skipped,
-            has_prompt_ids=table.has_prompt_ids,
-            columns=table.columns,
-            truncation=table.truncation,
-            truncated=table.truncated,
-            unlearned=table.unlearned,
-        )
-        self.uncounted = table.uncounted
         self._table, self._texts = table, texts
         self._begin_ids = tuple(begin_ids)
 
     def __getitem__(self, number: int) -> Example:
-        """Returns one example behind its text."""
+        """Returns one example with its text before it."""
         text = tuple(self._texts[number])
         return insert_text(self._table[number], text, self._begin_ids)

@@ -1,4 +1,4 @@
-"""Examples of two answers to one prompt, of which one is preferred."""
+"""Examples of two answers to one prompt, where one is preferred."""
 
 import dataclasses
 import functools
@@ -9,14 +9,7 @@ from jaxtyping import Bool, Int64
 
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.setting_hints import how_to_set
-from prompt_tuning.data.examples.example_groups import (
-    ExampleGroups,
-    after_prompt,
-    check_prompt,
-    example_weight,
-    given_tokens,
-    unweighted,
-)
+from prompt_tuning.data.examples import example_groups
 from prompt_tuning.data.examples.example_loading import load_examples
 from prompt_tuning.data.examples.example_table import Examples
 from prompt_tuning.data.examples.row_readers import Example
@@ -28,21 +21,13 @@ from prompt_tuning.data.text.preferences import ANSWERS, with_prompt
 from prompt_tuning.settings.data_source import DataSource
 
 
-class PreferenceExamples(ExampleGroups):
+class PreferenceExamples(example_groups.ExampleGroups):
     """`E` examples of two rows each: a prompt with a chosen and a rejected answer.
 
-    A prompt that both answers follow is read once, if `share` allows it.
+    If `share` allows it and both answers follow the same prompt, it is read once.
 
-    Records with two equal answers teach nothing and are left out, as are those of which
-    an answer is empty, or too long where such rows are skipped.
-
-    Args:
-      chosen: examples of the chosen answers.
-      rejected: examples of the rejected ones, of the same records.
-      share: whether the model can read a prompt once for both.
-
-    Raises:
-      InputError: if no record has two different answers, or nothing precedes one.
+    Records with two equal answers teach nothing and are left out. So are records with
+    an empty answer, or one that is too long where such rows are skipped.
     """
 
     def __init__(self, chosen: Examples, rejected: Examples, *, share: bool = False):
@@ -76,6 +61,14 @@ class PreferenceExamples(ExampleGroups):
         )
         self._prompt_lengths = self._measure_prompts() if share else None
         self.shares_prompt = self._prompt_lengths is not None
+        self.rows_per_example = len(ANSWERS)
+        self.input_lengths = self._longer("input_lengths")
+        self.target_lengths = self._longer("target_lengths")
+        self.weight_counts = self._longer("weight_counts")
+        if self._prompt_lengths is not None:
+            self.input_lengths = self._prompt_lengths
+            if chosen.reader.same_tokens:
+                self.target_lengths -= self._prompt_lengths
 
     @property
     def chosen(self) -> Examples:
@@ -87,36 +80,11 @@ class PreferenceExamples(ExampleGroups):
 
     def __getitem__(self, number: int) -> list[Example]:
         """Returns the row of the chosen and of the rejected answer."""
-        rows = [unweighted(example) for example in self._pair(number)]
+        rows = [example_groups.unweighted(example) for example in self._pair(number)]
         if self._prompt_lengths is None:
             return rows
         prompt = int(self._prompt_lengths[number])
-        return [after_prompt(row, prompt) for row in rows]
-
-    @property
-    def rows_per_example(self) -> int:
-        """Number of rows of a batch that an example takes."""
-        return len(ANSWERS)
-
-    @property
-    def input_lengths(self) -> Int64[np.ndarray, "E"]:
-        """Number of inputs of each example's longer row."""
-        if self._prompt_lengths is not None:
-            return self._prompt_lengths
-        return self._longer("input_lengths")
-
-    @property
-    def target_lengths(self) -> Int64[np.ndarray, "E"]:
-        """Number of targets of each example's longer row."""
-        targets = self._longer("target_lengths")
-        if self._prompt_lengths is not None and self.chosen.reader.same_tokens:
-            targets -= self._prompt_lengths
-        return targets
-
-    @property
-    def weight_counts(self) -> Int64[np.ndarray, "E"]:
-        """Maximum number of learned targets of a row."""
-        return self._longer("weight_counts")
+        return [example_groups.after_prompt(row, prompt) for row in rows]
 
     def _longer(self, name: str) -> Int64[np.ndarray, "E"]:
         lengths = [
@@ -126,10 +94,10 @@ class PreferenceExamples(ExampleGroups):
         return np.maximum(*lengths)
 
     def _measure_prompts(self) -> Int64[np.ndarray, "E"] | None:
-        """Counts the inputs that precede both answers; None if some pair has others."""
+        """Counts the inputs before both answers; None if they differ in some pair."""
         lengths = []
         for number in range(len(self)):
-            chosen, rejected = map(given_tokens, self._pair(number))
+            chosen, rejected = map(example_groups.given_tokens, self._pair(number))
             if not np.array_equal(chosen, rejected):
                 return None
             lengths.append(len(chosen))
@@ -140,7 +108,6 @@ class PreferenceExamples(ExampleGroups):
         return [side[n] for side, n in zip(self._sides, numbers, strict=True)]
 
     def _equal(self) -> Bool[np.ndarray, "E"]:
-        """Returns which pairs have two equal answers."""
         lengths = [
             side.target_lengths[numbers]
             for side, numbers in zip(self._sides, self._numbers.T, strict=True)
@@ -153,11 +120,7 @@ class PreferenceExamples(ExampleGroups):
 
 
 def has_preferences(source: DataSource) -> bool:
-    """Returns whether the records of a data source have a chosen and a rejected answer.
-
-    Raises:
-      InputError: if the files cannot be read.
-    """
+    """Tests whether records have a chosen and a rejected answer."""
     if not reads_text(source):
         return False
     return first_record(files_of(source)[0]).keys() >= set(ANSWERS)
@@ -184,15 +147,9 @@ def _load(
 def load_preferences(
     source: DataSource, model: ModelInterface, *, share: bool = False
 ) -> PreferenceExamples:
-    """Opens the files of a data source as preferences.
+    """Opens the files of a data source as preferences; see `load_examples`.
 
-    Args:
-      source: the files, and how they are read.
-      model: properties of the model that reads them.
-      share: whether the model can read a prompt once for both answers.
-
-    Raises:
-      InputError: if a setting, a file or a record cannot be used; see `load_examples`.
+    `share` tells whether the model can read a prompt once for both answers.
     """
     if not has_preferences(source):
         found = "token ids"
@@ -215,23 +172,14 @@ def load_preferences(
 
 
 def _weight(examples: Examples, number: int) -> float:
-    """Returns the weight of an example.
-
-    Raises:
-      InputError: if nothing precedes its answer, so the model alone cannot score it.
-    """
     example = examples[number]
     remedy = "give each record a prompt, or answers that begin alike"
-    check_prompt(examples, number, example, remedy)
-    return example_weight(example)
+    example_groups.check_prompt(examples, number, example, remedy)
+    return example_groups.example_weight(example)
 
 
 def _records(examples: Examples) -> Int64[np.ndarray, "E"]:
-    """Returns the number of each example's record.
-
-    Raises:
-      InputError: if a record has several examples.
-    """
+    """Returns the numbers of the examples' records, which have one example each."""
     assert isinstance(examples.rows, JsonlRows)  # preferences are text
     records = np.array(examples.rows.records, np.int64)[examples.index.rows]
     several = np.flatnonzero(np.diff(records) == 0)

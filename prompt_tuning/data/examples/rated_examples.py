@@ -1,4 +1,4 @@
-"""Examples of an answer to a prompt that is rated as good or bad."""
+"""Examples of answers that are rated as good or bad."""
 
 import dataclasses
 
@@ -27,15 +27,12 @@ LABEL = "label"
 class RatedExamples(ExampleGroups):
     """`E` examples of two rows each: a prompt with its answer, and with another one.
 
-    The other answer is that of the example before, so both rows have all answers. It is
-    cut to the room that the model has.
+    The other answer is the one of the example before, so both rows have all answers. It
+    is cut to the room that the model has.
 
     Args:
       examples: the answers, with the column `LABEL`: 1 for a good one, 0 for a bad one.
       maximum_length: maximum number of tokens of a row; None for no limit.
-
-    Raises:
-      InputError: if there is only one, or a rating is something else.
     """
 
     def __init__(self, examples: Examples, maximum_length: int | None):
@@ -56,7 +53,11 @@ class RatedExamples(ExampleGroups):
         )
         self.weights = np.array([example_weight(x) for x in own], np.float32)
         rows = [[len(x.inputs) for x in self[n]] for n in range(len(self))]
-        self._lengths = np.array(rows).max(1)
+        self.rows_per_example = 2
+        self.input_lengths = self.target_lengths = np.array(rows, np.int64).max(1)
+        if not examples.reader.same_tokens:
+            self.target_lengths = _longer(examples.target_lengths)
+        self.weight_counts = _longer(examples.weight_counts)
 
     def __len__(self) -> int:
         return len(self._examples)
@@ -68,7 +69,6 @@ class RatedExamples(ExampleGroups):
         return [unweighted(own), self._with_answer(unweighted(own), unweighted(other))]
 
     def _with_answer(self, own: Example, other: Example) -> Example:
-        """Returns an example with the answer of another one."""
         if not self._examples.reader.same_tokens:
             return dataclasses.replace(
                 own, targets=other.targets, weights=other.weights
@@ -85,48 +85,19 @@ class RatedExamples(ExampleGroups):
             weights=join(own.weights, other.weights),
         )
 
-    @property
-    def rows_per_example(self) -> int:
-        """Number of rows of a batch that an example takes."""
-        return 2
 
-    @property
-    def input_lengths(self) -> Int64[np.ndarray, "E"]:
-        """Number of inputs of each example's longer row."""
-        return self._lengths
-
-    @property
-    def target_lengths(self) -> Int64[np.ndarray, "E"]:
-        """Number of targets of each example's longer row."""
-        if self._examples.reader.same_tokens:
-            return self._lengths
-        return self._longer(self._examples.target_lengths)
-
-    @property
-    def weight_counts(self) -> Int64[np.ndarray, "E"]:
-        """Maximum number of learned targets of a row."""
-        return self._longer(self._examples.weight_counts)
-
-    def _longer(self, own: Int64[np.ndarray, "E"]) -> Int64[np.ndarray, "E"]:
-        return np.maximum(own, np.roll(own, 1))
+def _longer(own: Int64[np.ndarray, "E"]) -> Int64[np.ndarray, "E"]:
+    return np.maximum(own, np.roll(own, 1))
 
 
 def has_ratings(source: DataSource) -> bool:
-    """Returns whether the records of a data source rate their answers.
-
-    Raises:
-      InputError: if the files cannot be read.
-    """
+    """Tests whether the records of a data source rate their answers."""
     key = (source.columns or {}).get(LABEL, LABEL)
     return reads_text(source) and key in first_record(files_of(source)[0])
 
 
 def load_ratings(source: DataSource, model: ModelInterface) -> RatedExamples:
-    """Opens the files of a data source as rated answers.
-
-    Raises:
-      InputError: if a setting, a file or a record cannot be used; see `load_examples`.
-    """
+    """Opens the files of a data source as rated answers."""
     columns = {LABEL: LABEL, **(source.columns or {})}
     if reads_text(source) and not has_ratings(source):
         keys = sorted(first_record(files_of(source)[0]))
@@ -140,11 +111,7 @@ def load_ratings(source: DataSource, model: ModelInterface) -> RatedExamples:
 
 
 def _rating(examples: Examples, number: int, example: Example) -> int:
-    """Returns 1 for a good answer, and 0 for a bad one.
-
-    Raises:
-      InputError: if the data has another number, or nothing precedes the answer.
-    """
+    """Returns 1 for a good answer, and 0 for a bad one."""
     rating = float(example.columns[LABEL][np.flatnonzero(example.weights)[0]])
     if rating not in (0, 1):
         raise InputError(

@@ -22,12 +22,12 @@ class Example:
     Attributes:
       inputs: token ids of the encoder, or of the decoder-only model, `[n]`.
       targets: token ids to predict, `[u]`; equal to `inputs` in a decoder-only model.
-      weights: loss weight of each target, `[w]`, with `w = u`; in a text that becomes
+      weights: loss weights of the targets, `[w]`, with `w = u`; in a text that becomes
         a vector `w = u + 1`, as a state counts as the prediction of the next token.
       prefix_length: number of inputs of a decoder-only model before its first
         completion token, BOS included; 0 in an encoder-decoder model.
       prompt_id: index of the example's prompt, below `N`.
-      columns: what an objective reads of each target, `[u, ...]`, by name.
+      columns: numbers that an objective reads by target, `[u, ...]`, by name.
     """
 
     inputs: Int32[np.ndarray, "n"]
@@ -45,13 +45,13 @@ class ExampleIndex:
     """The locations of `E` examples among the rows, and their sizes; arrays `[E]`.
 
     Attributes:
-      rows: number of each example's row.
+      rows: number of the example's row.
       starts: position of its first token in the row.
       stops: position after its last token.
       input_lengths: number of inputs.
       target_lengths: number of targets.
       weight_counts: number of targets with nonzero loss weight.
-      prompt_ids: index of each example's prompt; 0 if the data does not select one.
+      prompt_ids: index of its prompt; 0 if the data does not select one.
     """
 
     rows: Int64[np.ndarray, "E"]
@@ -75,7 +75,7 @@ class ExampleIndex:
 
 
 def how_to_skip() -> str:
-    """Returns what to type to leave out rows without a learned token."""
+    """Returns how to leave out rows without a learned token, for messages."""
     skipping = how_to_set("DataSource.on_nothing_learned", "skip")
     return f"to leave such rows out, type {skipping}"
 
@@ -98,8 +98,7 @@ class RowReader(Protocol):
     def scan(self, block: RowBlock, describe_row: DescribeRow) -> ExampleIndex:
         """Returns the index of a block's examples, with values in range.
 
-        Raises:
-          InputError: if a row cannot be read this way, or has no learned token.
+        Raises InputError if a row cannot be read this way, or has no learned token.
         """
         ...
 

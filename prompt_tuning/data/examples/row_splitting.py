@@ -14,10 +14,10 @@ class ExampleBounds(NamedTuple):
     """The bounds of `E` examples within some rows, in order; arrays `[E]`.
 
     Attributes:
-      rows: row of each example, relative to the first of the rows.
+      rows: row of the example, relative to the first of the rows.
       starts: position of its first token in the row.
       stops: position after its last token.
-      lengths: number of its tokens, without the padding between its first and its last.
+      lengths: number of its tokens, without padding among them.
     """
 
     rows: Int64[np.ndarray, "E"]
@@ -41,12 +41,8 @@ def split_at_separators(
 
     A separator belongs to the example that it ends. The part of a row before its first
     separator or after its last one is an example too, as is a row without separators or
-    without types. Padding does not begin an example, wherever it stands.
-
-    Args:
-      token_types: types of the rows' tokens, or None.
-      included: tokens that examples may include; an example begins with its first one
-        and stops after its last one.
+    without types. Padding does not begin an example, wherever it stands. An example
+    begins with its first `included` token and stops after its last one.
     """
     if token_types is None:
         return keep_whole_rows(token_types, included)
@@ -71,7 +67,6 @@ def keep_whole_rows(
 
 
 def _row_starts(included: Bool[np.ndarray, "c n"]) -> Int64[np.ndarray, "c"]:
-    """Returns the position of each row's first included token, 0 if it has none."""
     rows = np.arange(len(included), dtype=np.int64)
     return rows * included.shape[1] + included.argmax(axis=1)
 
@@ -92,7 +87,7 @@ def _bounds(
 def token_positions(
     bounds: ExampleBounds, included: Bool[np.ndarray, "c n"], number: int
 ) -> Int64[np.ndarray, "E"]:
-    """Returns the position of token `number` of each example, not counting padding.
+    """Returns where token `number` of every example stands, not counting padding.
 
     It is the example's stop if the example has fewer tokens.
     """
@@ -106,7 +101,7 @@ def token_positions(
 
 
 def find_turns(token_types: Integer[np.ndarray, "n"]) -> list[tuple[int, int]]:
-    """Returns the start and stop of each turn: a prompt and its completion.
+    """Returns the start and stop of every turn: a prompt and its completion.
 
     A turn begins where a prompt token follows a completion token, ignoring padding.
     """
@@ -117,7 +112,7 @@ def find_turns(token_types: Integer[np.ndarray, "n"]) -> list[tuple[int, int]]:
 
 
 def unpadded_lengths(block: RowBlock) -> Int64[np.ndarray, "c"]:
-    """Returns the length of each row without its trailing padding (type 2)."""
+    """Returns the lengths of the rows without their trailing padding (type 2)."""
     rows, length = block.input_ids.shape
     if block.token_types is None:
         return np.full(rows, length, np.int64)

@@ -30,10 +30,9 @@ class Truncation:
       same_tokens: see `RowReader`.
       predicts_first_token: see `DecoderOnlyRowReader`.
       begin_ids: ids of the tokens that begin a row, such as BOS.
-      input_eos: whether inputs that are not the targets end with EOS.
-      inserted: number of tokens of a text that is inserted after these.
-      first_soft_id: first of the ids that represent prompt vectors; None if every id is
-        a token.
+      input_eos: whether inputs other than the targets end with EOS.
+      inserted: number of tokens of a text that is inserted after `begin_ids`.
+      first_soft_id: first of the ids that represent prompt vectors, or None.
       classifies: whether targets are classes, of states that the row's own tokens have.
       of_row: whether the last target is the class of the whole row.
     """
@@ -52,9 +51,8 @@ class Truncation:
     def __call__(self, example: Example) -> Example:
         """Returns an example with at most `maximum` inputs and targets.
 
-        Raises:
-          InputError: if the tokens that are never removed are more.
-          NothingLearnedError: if no learned token is left.
+        Raises NothingLearnedError if no learned token is left, and InputError if more
+        tokens are kept for sure than fit.
         """
         longest = max(len(example.inputs), len(example.targets))
         if longest <= self.maximum:
@@ -85,11 +83,7 @@ class Truncation:
         )
 
     def cut_prompt(self, ids: Sequence[int], maximum: int) -> list[int]:
-        """Returns at most `maximum` ids of a prompt.
-
-        Raises:
-          InputError: if the tokens that are never removed are more.
-        """
+        """Returns at most `maximum` ids of a prompt."""
         row = np.array(ids, np.int32)
         return row[self._positions(self._fixed(row, has_prompt=True), maximum)].tolist()
 
@@ -112,7 +106,6 @@ class Truncation:
     def _positions(
         self, fixed: Bool[np.ndarray, "n"], maximum: int
     ) -> Int64[np.ndarray, "m"]:
-        """Returns the positions that are kept, in order."""
         if len(fixed) <= maximum:
             return np.arange(len(fixed))
         room = maximum - int(np.count_nonzero(fixed))
@@ -127,7 +120,6 @@ class Truncation:
 
 
 def _last(length: int) -> Bool[np.ndarray, "n"]:
-    """Returns a mask of the last of some tokens."""
     return np.arange(length) == length - 1
 
 
@@ -139,14 +131,9 @@ def truncation_of(
     has_template: bool,
     inserted: int = 0,
 ) -> Truncation | None:
-    """Returns how the settings of some data cut long examples; None if they do not.
+    """Returns how settings of the data cut long examples; None if they do not.
 
-    Args:
-      model: properties of the model that reads it.
-      on_too_long: setting of the data.
-      same_tokens: see `RowReader`.
-      has_template: whether the data has a template.
-      inserted: number of tokens of a text that is inserted after BOS.
+    `inserted` is the number of tokens of a text that is inserted after BOS.
     """
     if model.maximum_length is None or not on_too_long.startswith("truncate"):
         return None

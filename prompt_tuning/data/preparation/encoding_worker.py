@@ -1,4 +1,4 @@
-"""The parallel part of a preparation: reads records and encodes them as examples."""
+"""Reads records and encodes them as examples, in one process or many."""
 
 import dataclasses
 import itertools
@@ -14,24 +14,17 @@ from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.numpy_files import read_npz
 from prompt_tuning.core.token_weights import PADDING
 from prompt_tuning.core.typed_json import parse_json
+from prompt_tuning.data.preparation import tokenizer_files
 from prompt_tuning.data.preparation.example_encoder import ExampleEncoder
 from prompt_tuning.data.preparation.input_files import InputFile
 from prompt_tuning.data.preparation.preparation_settings import Preparation
 from prompt_tuning.data.preparation.record_order import TEST
 from prompt_tuning.data.preparation.records import NO_CATEGORY, Record, RecordReader
-from prompt_tuning.data.preparation.tokenizer_files import (
-    open_tokenizer,
-    special_texts,
-    tokenizer_folder,
-)
 from prompt_tuning.data.rows.csv_rows import read_record
 from prompt_tuning.data.rows.hdf5_table import INPUT_IDS, TOKEN_TYPE_IDS
 from prompt_tuning.data.rows.record_spans import RecordSpan
 from prompt_tuning.data.rows.token_columns import LOSS_WEIGHTS
-from prompt_tuning.data.text.chat_templates import (
-    ChatTemplate,
-    read_chat_template,
-)
+from prompt_tuning.data.text import chat_templates
 from prompt_tuning.data.text.conversations import MESSAGES_KEY
 from prompt_tuning.data.text.record_fields import TOOLS_KEY, VARIABLES_KEY
 from prompt_tuning.data.text.tokenizers import Tokenizer
@@ -43,11 +36,8 @@ CATEGORY_IDS = "category_ids"
 class ParsedRecord(NamedTuple):
     """A record that was read but not yet rendered.
 
-    Attributes:
-      number: index of the record in its task.
-      location: file and line, for messages.
-      record: the parsed record.
-      json_line: the record as a line of JSON in the test split; else empty.
+    `number` is its index in its task. In the test split, `json_line` is the record as a
+    line of JSON; it is empty elsewhere.
     """
 
     number: int
@@ -85,12 +75,12 @@ class EncodedRecords:
     Attributes:
       tokens: columns of the concatenated tokens of all examples, `[C, n]`; see
         `columns`.
-      lengths: number of tokens of each example.
+      lengths: number of tokens by example.
       records: number of records used.
-      without_completion: number of records without a completion, which are left out.
-      repeated_tokens: number of tokens that are read more than once, in examples of
-        the answers of one conversation.
-      problems: problem of each record that cannot be used.
+      without_completion: number of records left out because they have no completion.
+      repeated_tokens: number of tokens that are read more than once, because the
+        answers of a conversation are separate examples.
+      problems: problems of the records that cannot be used.
       json_lines: the used records of the test split as lines of JSON.
     """
 
@@ -120,11 +110,7 @@ class EncodedRecords:
 
     @classmethod
     def load(cls, file: Path) -> "EncodedRecords":
-        """Reads a shard.
-
-        Raises:
-          InputError: if it is missing, or damaged, as a power cut may leave it.
-        """
+        """Reads a shard; InputError if it is damaged, as a power cut may leave it."""
         arrays = read_npz(file)
         columns = [x for name, x in arrays.items() if name.startswith("column_")]
         records, without_completion, repeated = arrays["counts"].tolist()
@@ -161,15 +147,7 @@ def columns(preparation: Preparation) -> dict[str, tuple[np.dtype, int | float]]
 
 
 class EncodingWorker:
-    """Runs tasks; each process has one.
-
-    Args:
-      preparation: settings of the preparation.
-      files: the inputs, which tasks refer to by index.
-
-    Raises:
-      InputError: if the tokenizer, a template or a table's columns cannot be used.
-    """
+    """Runs tasks, which refer to `files` by index; each process has one worker."""
 
     def __init__(self, preparation: Preparation, files: Sequence[InputFile]):
         self._files = files
@@ -178,7 +156,7 @@ class EncodingWorker:
         self._reader = RecordReader(preparation.record)
         for file in files:
             self._reader.check_columns(file)
-        tokenizer = open_tokenizer(preparation.tokenizer)
+        tokenizer = tokenizer_files.open_tokenizer(preparation.tokenizer)
         chat = _open_chat_template(preparation, tokenizer)
         self.uses_date = chat is not None and chat.uses_date
         self._encoder = ExampleEncoder(preparation.text, tokenizer, chat)
@@ -214,7 +192,7 @@ class EncodingWorker:
     def _parse(
         self, task: EncodingTask, problems: dict[int, str]
     ) -> list[ParsedRecord]:
-        """Reads the records of a task; adds those that are malformed to `problems`."""
+        """Reads the records of a task; `problems` gets the malformed ones."""
         parsed: list[ParsedRecord] = []
         for number, (file, descriptor, span, location) in enumerate(self._open(task)):
             try:
@@ -232,7 +210,7 @@ class EncodingWorker:
     def _open(
         self, task: EncodingTask
     ) -> Iterator[tuple[InputFile, int, RecordSpan, str]]:
-        """Yields each record's file, open descriptor, span and location."""
+        """Yields file, open descriptor, span and location of all records."""
         rows = task.records.tolist()
         for number, group in itertools.groupby(rows, key=lambda row: row[0]):
             file = self._files[number]
@@ -244,7 +222,6 @@ class EncodingWorker:
     def _build_columns(
         self, records: Examples
     ) -> tuple[Int32[np.ndarray, "C n"], Int64[np.ndarray, "a"]]:
-        """Returns the columns of all examples, and the examples' lengths."""
         examples = [example for _, group in records for example in group]
         lengths = np.array([len(example.input_ids) for example in examples], np.int64)
         tokens = np.empty((len(self._columns), lengths.sum()), np.int32)
@@ -267,14 +244,14 @@ class EncodingWorker:
 
 def _open_chat_template(
     preparation: Preparation, tokenizer: Tokenizer
-) -> ChatTemplate | None:
+) -> chat_templates.ChatTemplate | None:
     text = preparation.text
     if not text.chat:
         return None
-    template = read_chat_template(
-        tokenizer_folder(preparation.tokenizer),
+    template = chat_templates.read_chat_template(
+        tokenizer_files.tokenizer_folder(preparation.tokenizer),
         text.chat_template,
-        special_texts(preparation.tokenizer, tokenizer),
+        tokenizer_files.special_texts(preparation.tokenizer, tokenizer),
         text.date,
     )
     return dataclasses.replace(template, variables=text.chat_template_kwargs or {})

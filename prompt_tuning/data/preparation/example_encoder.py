@@ -31,13 +31,7 @@ _NEEDS_CHAT = (
 
 
 class ExampleEncoder:
-    """Turns records into examples.
-
-    Args:
-      text: how turns become texts.
-      tokenizer: tokenizer with an EOS.
-      chat: template that renders the turns; None for no template.
-    """
+    """Turns records into examples; `chat` renders the turns, if there is a template."""
 
     def __init__(
         self, text: TextFormat, tokenizer: Tokenizer, chat: ChatTemplate | None
@@ -78,13 +72,12 @@ class ExampleEncoder:
         return results
 
     def _is_rendered(self, record: Record) -> bool:
-        """Returns whether the chat template renders a record."""
         return self._chat is not None and not record.plain
 
     def _encode_turns(
         self, records: Sequence[Record]
     ) -> Iterator[list[TypedTokens] | str]:
-        """Yields the texts of each record that no chat template renders."""
+        """Yields the texts of the records that no chat template renders."""
         rendered = [
             _NEEDS_CHAT if record.chat is not None else self._render_turns(record)
             for record in records
@@ -117,7 +110,6 @@ class ExampleEncoder:
         return "pair" in (text.attention_boundary, text.packing_boundary)
 
     def _conversations(self, record: Record) -> list[ChatRecord]:
-        """Returns the conversations of a record, which the chat template renders."""
         if self._chat is None or record.plain:
             return []
         if record.chat is not None:
@@ -131,7 +123,6 @@ class ExampleEncoder:
         return [each for each in conversations if each.messages]
 
     def _render_turns(self, record: Record) -> list[RenderedText]:
-        """Renders a record without a chat template."""
         turns = self._turns(record)
         if record.plain:
             return [RenderedText(((turn.completion, COMPLETION),)) for turn in turns]

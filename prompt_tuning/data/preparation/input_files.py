@@ -6,23 +6,18 @@ from pathlib import Path
 
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.data.preparation.preparation_settings import RecordFormat
+from prompt_tuning.data.rows import csv_rows
 from prompt_tuning.data.rows.compressed_files import (
     COMPRESSIONS,
     compression_of,
     content_suffix,
-)
-from prompt_tuning.data.rows.csv_rows import (
-    DELIMITERS,
-    check_encoding,
-    find_delimiter,
-    read_header,
 )
 
 QUOTES_HINT = "if quotes are ordinary characters in this file, add --no_quotes"
 UNITS = {".json": "item", ".parquet": "row"}
 """What the records are called of files that are converted to lines, by suffix."""
 LINES = (".jsonl", ".txt")
-SUFFIXES = (*LINES, *DELIMITERS, *UNITS)
+SUFFIXES = (*LINES, *csv_rows.DELIMITERS, *UNITS)
 EXPECTED = f"{', '.join(SUFFIXES)} (perhaps compressed: {', '.join(COMPRESSIONS)})"
 
 
@@ -38,7 +33,7 @@ class InputFile:
       lines: lines that a list, a parquet file or a compressed file is converted to;
         None for files that are read as they are.
       delimiter: delimiter of a table's cells; None for other files, and for a
-        compressed table, whose lines are JSON.
+        compressed table, because its lines are JSON.
     """
 
     path: Path
@@ -58,7 +53,7 @@ class InputFile:
         suffix = content_suffix(self.path)
         # Rows of parquet files are counted from 0.
         number = line - (suffix == ".parquet")
-        unit = "row" if self.lines and suffix in DELIMITERS else "line"
+        unit = "row" if self.lines and suffix in csv_rows.DELIMITERS else "line"
         return f"{self.path}, {UNITS.get(suffix, unit)} {number}"
 
     @property
@@ -79,13 +74,7 @@ class InputFile:
 
 @dataclasses.dataclass(frozen=True)
 class FileVersion:
-    """Path, size and modification time of a file, to detect changes.
-
-    Attributes:
-      path: resolved path.
-      size: size in bytes.
-      modified: modification time in nanoseconds.
-    """
+    """Resolved path, size and modification time of a file, to detect changes."""
 
     path: str
     size: int
@@ -97,15 +86,8 @@ def find_input_files(
 ) -> list[InputFile]:
     """Finds the named files, and the files in named folders in sorted order.
 
-    Args:
-      names: paths of files and folders.
-      record: format of the records, which sets how tables are read.
-      skip: whether an unusable file is returned with its problem instead of raising
-        an error.
-
-    Raises:
-      InputError: if a file is missing, repeated or of an unknown type; without `skip`,
-        also if one is empty, in UTF-16, or a table without column names.
+    Files of unknown types, and files that are named twice, are errors. With `skip`, an
+    unusable file is returned with its problem; otherwise that is an error, too.
     """
     paths: list[Path] = []
     for name in names:
@@ -155,10 +137,10 @@ def _open_input(path: Path, quotes: bool, skip: bool) -> InputFile:
     file = InputFile(path, None, quotes)
     try:
         if path.suffix.lower() != ".parquet":
-            check_encoding(path)
-        if content_suffix(path) in DELIMITERS and compression_of(path) is None:
-            delimiter = find_delimiter(path, quotes)
-            header = read_header(path, delimiter, quotes, QUOTES_HINT)
+            csv_rows.check_encoding(path)
+        if content_suffix(path) in csv_rows.DELIMITERS and compression_of(path) is None:
+            delimiter = csv_rows.find_delimiter(path, quotes)
+            header = csv_rows.read_header(path, delimiter, quotes, QUOTES_HINT)
             file = dataclasses.replace(file, header=header, delimiter=delimiter)
     except InputError as problem:
         if not skip:

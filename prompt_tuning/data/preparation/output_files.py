@@ -13,17 +13,13 @@ import yaml
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.typed_json import read_object
+from prompt_tuning.data.preparation import tokenizer_files
 from prompt_tuning.data.preparation.encoding_worker import columns
 from prompt_tuning.data.preparation.input_files import InputFile
 from prompt_tuning.data.preparation.preparation_settings import Preparation
 from prompt_tuning.data.preparation.record_index import InputSummary
 from prompt_tuning.data.preparation.record_order import DEV, SPLIT_NAMES, TEST, TRAIN
 from prompt_tuning.data.preparation.split_writer import TEST_RECORDS, FinishedSplit
-from prompt_tuning.data.preparation.tokenizer_files import (
-    MODEL_CONFIG,
-    open_tokenizer,
-    save_tokenizer,
-)
 
 METADATA = "metadata.yaml"
 METRICS = "metrics.json"
@@ -45,7 +41,7 @@ _NAMES = (
 
 
 def is_output_name(name: str) -> bool:
-    """Whether an output may contain a file of this name."""
+    """Tests whether an output may contain a file of this name."""
     if name in _NAMES:
         return True
     return name.endswith(".hdf5") and name.partition("_")[0] in SPLIT_NAMES
@@ -62,14 +58,7 @@ def append_skipped(folder: Path, problems: Sequence[str]) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class OutputContents:
-    """Everything that an output is written from.
-
-    Attributes:
-      preparation: settings of the preparation.
-      files: the inputs.
-      summary: checksums of the inputs, and problems of skipped files.
-      finished: the splits.
-    """
+    """Everything that an output is written from."""
 
     preparation: Preparation
     files: Sequence[InputFile]
@@ -80,18 +69,15 @@ class OutputContents:
 def write_output(
     contents: OutputContents, folder: Path, say: Callable[[str], None]
 ) -> None:
-    """Writes everything but the sequences into an output.
+    """Writes everything but the sequences, which are in the folder already.
 
-    Args:
-      contents: what to write.
-      folder: folder with the files of the sequences.
-      say: prints a line if no plots are written.
+    `say` gets a remark if no plots are written.
     """
     preparation = contents.preparation
     if preparation.record.categories:
         ids = {name: i for i, name in enumerate(preparation.record.categories)}
         _write_json(folder / CATEGORIES, ids)
-    save_tokenizer(preparation.tokenizer, folder / TOKENIZER)
+    tokenizer_files.save_tokenizer(preparation.tokenizer, folder / TOKENIZER)
     _write_json(folder / METRICS, _metrics(contents))
     metadata = yaml.safe_dump(_metadata(contents), sort_keys=False, allow_unicode=True)
     (folder / METADATA).write_text(metadata, encoding="utf-8")
@@ -101,10 +87,7 @@ def write_output(
 
 
 def _metrics(contents: OutputContents) -> dict[str, Any]:
-    """Returns the metrics of each split.
-
-    Skipped files do not belong to any split; the first one counts them.
-    """
+    """Returns the metrics by split; the first one counts the skipped files."""
     metrics = {
         SPLIT_NAMES[split.split]: split.metrics.summary() for split in contents.finished
     }
@@ -117,12 +100,12 @@ def _metrics(contents: OutputContents) -> dict[str, Any]:
 def _metadata(contents: OutputContents) -> dict[str, Any]:
     """Returns the metadata that a trainer needs, and the settings.
 
-    The names of the first part are from generative_data_prep. Times and anything that
-    the output does not depend on are left out, so that the same preparation gives the
-    same bytes.
+    The first names are from generative_data_prep. Times and anything else that the
+    output does not depend on are left out, so the same preparation gives the same
+    bytes.
     """
     preparation = contents.preparation
-    tokenizer = open_tokenizer(preparation.tokenizer)
+    tokenizer = tokenizer_files.open_tokenizer(preparation.tokenizer)
     rows = {split.split: split.rows for split in contents.finished}
     settings = dataclasses.asdict(preparation)
     for name in ("inputs", "output", "tokenizer"):
@@ -152,19 +135,16 @@ def _metadata(contents: OutputContents) -> dict[str, Any]:
 
 
 def _model_type(preparation: Preparation) -> str:
-    """Returns the model type of the tokenizer's folder, or else the tokenizer's class.
-
-    The class name is part of the file format.
-    """
+    """Returns the model type of the tokenizer's folder, or the tokenizer's class."""
     path = Path(preparation.tokenizer.path)
-    config = (path if path.is_dir() else path.parent) / MODEL_CONFIG
+    config = (path if path.is_dir() else path.parent) / tokenizer_files.MODEL_CONFIG
     if config.is_file():
         # A config that is not JSON is no problem of the data.
         with contextlib.suppress(InputError):
             model = read_object(config).values.get("model_type")
             if isinstance(model, str):
                 return model
-    return type(open_tokenizer(preparation.tokenizer)).__name__
+    return type(tokenizer_files.open_tokenizer(preparation.tokenizer)).__name__
 
 
 def _write_plots(
@@ -182,7 +162,6 @@ def _write_plots(
 
 
 def _checksums(folder: Path) -> str:
-    """Returns the checksum of every file in the format of `sha256sum --check`."""
     lines = []
     for path in sorted(folder.rglob("*")):
         if path.is_file():

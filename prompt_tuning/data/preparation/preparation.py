@@ -8,24 +8,13 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from prompt_tuning.core.atomic_files import (
-    check_named,
-    check_writable,
-    replace_file,
-    sync_path,
-)
+from prompt_tuning.core import atomic_files
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.field_checks import check_value
 from prompt_tuning.core.progress_display import progress_bar
 from prompt_tuning.core.typed_json import read_object
+from prompt_tuning.data.preparation import input_files, scratch_directory, worker_pool
 from prompt_tuning.data.preparation.encoding_worker import EncodingWorker
-from prompt_tuning.data.preparation.input_files import (
-    FileVersion,
-    InputFile,
-    file_versions,
-    find_input_files,
-    place_lines,
-)
 from prompt_tuning.data.preparation.output_files import (
     OutputContents,
     append_skipped,
@@ -42,20 +31,10 @@ from prompt_tuning.data.preparation.record_index import (
     write_index,
 )
 from prompt_tuning.data.preparation.record_order import record_order
-from prompt_tuning.data.preparation.scratch_directory import (
-    ScratchDirectory,
-    open_scratch,
-    scratch_path,
-)
 from prompt_tuning.data.preparation.split_writer import FinishedSplit, SplitWriter
 from prompt_tuning.data.preparation.tokenizer_files import (
     open_tokenizer,
     tokenizer_files,
-)
-from prompt_tuning.data.preparation.worker_pool import (
-    available_cores,
-    run_tasks,
-    split_tasks,
 )
 
 FORMAT = 3
@@ -71,7 +50,7 @@ _INDEX, _SUMMARY = "index", "found.json"
 
 def default_workers() -> int:
     """Returns the number of available cores, at most `MAXIMUM_WORKERS`."""
-    return min(available_cores(), MAXIMUM_WORKERS)
+    return min(worker_pool.available_cores(), MAXIMUM_WORKERS)
 
 
 def prepare(
@@ -93,28 +72,25 @@ def prepare(
       force: whether to replace an output that an earlier preparation wrote.
       progress: whether the progress is shown on a terminal, and remarks are printed.
 
-    Returns:
-      The output folder.
-
     Raises:
       InputError: if a setting or an input cannot be used; no output is written then.
     """
     preparation.check()
     workers = default_workers() if workers is None else workers
     check_value("workers", workers, WorkerCount)
-    files = find_input_files(
+    files = input_files.find_input_files(
         preparation.inputs, preparation.record, skip=preparation.skip_malformed
     )
     output = Path(preparation.output)
-    check_named(output)
-    files = place_lines(files, scratch_path(output))
+    atomic_files.check_named(output)
+    files = input_files.place_lines(files, scratch_directory.scratch_path(output))
     _check_output_location(preparation, files, output)
     worker = EncodingWorker(preparation, files)
-    with open_scratch(output) as scratch:
+    with scratch_directory.open_scratch(output) as scratch:
         if worker.uses_date and preparation.text.chat_date is None:
             preparation = _with_date(preparation, scratch.identity)
             worker = EncodingWorker(preparation, files)
-        identity = _identity(preparation, file_versions(files))
+        identity = _identity(preparation, input_files.file_versions(files))
         if scratch.identity == identity and scratch.is_published:
             scratch.remove()
             return output
@@ -129,7 +105,7 @@ def prepare(
 
 
 @contextlib.contextmanager
-def _removing(scratch: ScratchDirectory) -> Iterator[None]:
+def _removing(scratch: scratch_directory.ScratchDirectory) -> Iterator[None]:
     """Removes the scratch directory afterwards, unless the block was interrupted."""
     try:
         yield
@@ -140,9 +116,9 @@ def _removing(scratch: ScratchDirectory) -> Iterator[None]:
 
 
 def _identity(
-    preparation: Preparation, versions: Sequence[FileVersion]
+    preparation: Preparation, versions: Sequence[input_files.FileVersion]
 ) -> dict[str, Any]:
-    """Returns all that the output's bytes depend on, as JSON values."""
+    """Returns everything that the output's bytes depend on, as JSON values."""
     template = preparation.text.chat_template
     return {
         "format": FORMAT,
@@ -186,11 +162,11 @@ def _to_json_values(value: Any) -> Any:
 def _check_output(output: Path, force: bool) -> None:
     names = [path.name for path in output.iterdir()] if output.is_dir() else []
     replaceable = [name for name in names if is_output_name(name)]
-    check_writable(output, known=replaceable, force=force)
+    atomic_files.check_writable(output, known=replaceable, force=force)
 
 
 def _check_scratch(
-    scratch: ScratchDirectory, identity: dict[str, Any], force: bool
+    scratch: scratch_directory.ScratchDirectory, identity: dict[str, Any], force: bool
 ) -> None:
     previous = scratch.identity
     if force or not previous or previous == identity:
@@ -208,7 +184,7 @@ def _check_scratch(
 
 
 def _check_output_location(
-    preparation: Preparation, files: Sequence[InputFile], output: Path
+    preparation: Preparation, files: Sequence[input_files.InputFile], output: Path
 ) -> None:
     for name in preparation.inputs:
         folder = Path(name).resolve()
@@ -222,7 +198,7 @@ def _check_output_location(
     roles[Path(preparation.tokenizer.path)] = "tokenizer"
     if template is not None:
         roles[Path(template)] = "chat template"
-    for folder in (output.resolve(), scratch_path(output).resolve()):
+    for folder in (output.resolve(), scratch_directory.scratch_path(output).resolve()):
         for path, role in roles.items():
             if path.resolve().is_relative_to(folder):
                 raise InputError(
@@ -236,8 +212,8 @@ class _PreparationStages:
     """The stages of a preparation: index, encode and pack, and write the rest."""
 
     preparation: Preparation
-    files: Sequence[InputFile]
-    scratch: ScratchDirectory
+    files: Sequence[input_files.InputFile]
+    scratch: scratch_directory.ScratchDirectory
     progress: bool
     workers: int
 
@@ -249,7 +225,8 @@ class _PreparationStages:
             append_skipped(folder, summary.problems)
         finished = self.pack(worker, folder)
         versions = [
-            dataclasses.asdict(version) for version in file_versions(self.files)
+            dataclasses.asdict(version)
+            for version in input_files.file_versions(self.files)
         ]
         if versions != identity["inputs"]:
             raise InputError("an input was changed while it was read: start again")
@@ -257,12 +234,10 @@ class _PreparationStages:
         write_output(contents, folder, self.say)
 
     def say(self, text: str) -> None:
-        """Prints a remark."""
         if self.progress:
             print(text)
 
     def bar(self, stage: str, total: int) -> Progress:
-        """Shows the progress of a stage in bytes."""
         return progress_bar(stage, total, shown=self.progress, in_bytes=True)
 
     def index(self, identity: dict[str, Any]) -> InputSummary:
@@ -278,11 +253,11 @@ class _PreparationStages:
             skip = self.preparation.skip_malformed
             with self.bar("finding records", total) as advance:
                 summary = write_index(self.files, temporary, advance, skip=skip)
-            replace_file(found, json.dumps(summary._asdict()))
+            atomic_files.replace_file(found, json.dumps(summary._asdict()))
             # A file of this name is complete.
-            sync_path(temporary)
+            atomic_files.sync_path(temporary)
             temporary.replace(index)
-            sync_path(self.scratch.path)
+            atomic_files.sync_path(self.scratch.path)
         return InputSummary(**read_object(found).values)
 
     def pack(self, worker: EncodingWorker, folder: Path) -> list[FinishedSplit]:
@@ -293,8 +268,8 @@ class _PreparationStages:
         total = sum(file.contents.stat().st_size for file in self.files)
         finished: list[FinishedSplit] = []
         writer: SplitWriter | None = None
-        results = run_tasks(
-            split_tasks(order, index),
+        results = worker_pool.run_tasks(
+            worker_pool.split_tasks(order, index),
             worker,
             self.preparation,
             self.files,

@@ -36,8 +36,8 @@ class SplitMetrics:
 
     Attributes:
       counts: counts by name, see `summary`.
-      length_histogram: number of examples by length; bin `b` starts at
-        `2^(b / BINS_PER_OCTAVE)` tokens.
+      length_histogram: number of examples by length; bin `b` starts at `2^(b /
+        BINS_PER_OCTAVE)` tokens.
       type_histogram: number of tokens by type and position, `[4, L]`.
     """
 

@@ -7,13 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from prompt_tuning.core import number_ranges
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.field_checks import check_fields
-from prompt_tuning.core.number_ranges import (
-    NonnegativeInteger,
-    NumberRange,
-    ShareBelowOne,
-)
 from prompt_tuning.settings.data_source import Turns
 
 Boundary = Literal["line", "pair"]
@@ -31,9 +27,9 @@ MAXIMUM_LENGTH = 1_000_000
 MAXIMUM_FILES = 10_000
 """Maximum number of files of a split."""
 
-WorkerCount = Annotated[int, NumberRange(1, MAXIMUM_WORKERS)]
-SequenceLength = Annotated[int, NumberRange(2, MAXIMUM_LENGTH)]
-FileCount = Annotated[int, NumberRange(1, MAXIMUM_FILES)]
+WorkerCount = Annotated[int, number_ranges.NumberRange(1, MAXIMUM_WORKERS)]
+SequenceLength = Annotated[int, number_ranges.NumberRange(2, MAXIMUM_LENGTH)]
+FileCount = Annotated[int, number_ranges.NumberRange(1, MAXIMUM_FILES)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,10 +39,10 @@ class Packing:
     Attributes:
       how: `full` splits examples wherever a sequence ends; `greedy` starts a new
         sequence where the next example does not fit; `single` gives each example a
-        separate sequence.
-      overflow: what happens to an example longer than a sequence: `drop` leaves it
-        out, and under `greedy` ends the sequence before it, as generative_data_prep
-        does; `fill` leaves it out, and the sequence continues with the next example;
+        sequence.
+      overflow: what happens to an example longer than a sequence: `drop` leaves it out,
+        and under `greedy` ends the sequence before it, as generative_data_prep does;
+        `fill` leaves it out, and the sequence continues with the next example;
         `truncate_left` and `truncate_right` cut it. None for `full`.
     """
 
@@ -55,11 +51,7 @@ class Packing:
 
 
 def parse_packing(text: str) -> Packing:
-    """Parses one of the choices, such as `greedy::truncate_left`.
-
-    Raises:
-      InputError: if the text is not one of `PACKINGS`.
-    """
+    """Parses one of the choices, such as `greedy::truncate_left`."""
     if text not in PACKINGS:
         raise InputError(
             f"packing is {shown(text)}, expected one of {', '.join(PACKINGS)}"
@@ -103,10 +95,10 @@ class TextFormat:
     Attributes:
       prompt_prefix: text inserted before a nonempty prompt.
       prompt_postfix: text inserted after a nonempty prompt.
-      space_separator: whether prompt and completion are separated by exactly one
-        space, regardless of the spaces in the data.
-      keep_prompt_only: whether to keep turns without a completion and sequences
-        without learned tokens.
+      space_separator: whether exactly one space separates prompt and completion,
+        regardless of the spaces in the data.
+      keep_prompt_only: whether to keep turns without a completion and sequences without
+        learned tokens.
       packing_boundary: what is packed as one example.
       attention_boundary: what ends with a separator token.
       chat: whether the tokenizer's chat template renders the turns.
@@ -153,14 +145,10 @@ class TokenizerChoice:
 
 @dataclasses.dataclass(frozen=True)
 class Share:
-    """A share of the records: a ratio or a count; none of them if both are None.
+    """A share of the records: a ratio or a count; none of them if both are None."""
 
-    Raises:
-      InputError: if a number is out of range, which its type states.
-    """
-
-    ratio: ShareBelowOne | None = None
-    count: NonnegativeInteger | None = None
+    ratio: number_ranges.ShareBelowOne | None = None
+    count: number_ranges.NonnegativeInteger | None = None
 
     def __post_init__(self):
         check_fields(self, prefix="")
@@ -173,11 +161,7 @@ class Share:
 
 
 def parse_share(text: str, name: str) -> Share:
-    """Parses a ratio such as `0.1` or a count such as `100`.
-
-    Raises:
-      InputError: if the text is not a number, or a ratio outside `[0, 1)`.
-    """
+    """Parses a ratio such as `0.1` or a count such as `100`."""
     try:
         if text.isdigit():
             return Share(count=int(text))
@@ -199,14 +183,8 @@ def parse_share(text: str, name: str) -> Share:
 class Splits:
     """Division of the records into training, development and test files.
 
-    Attributes:
-      dev: share of the records held out for development.
-      test: share of the records held out for testing.
-      train_files: number of files for the training sequences.
-      dev_files: number of files for the development sequences.
-      test_files: number of files for the test sequences.
-      shuffle: whether to shuffle the records before packing.
-      seed: seed of the shuffle and of the choice of held-out records.
+    Records are shuffled before packing with `shuffle`; `seed` also draws the held-out
+    records, `dev` and `test`.
     """
 
     dev: Share = Share()
@@ -215,7 +193,7 @@ class Splits:
     dev_files: FileCount = 1
     test_files: FileCount = 1
     shuffle: bool = False
-    seed: NonnegativeInteger = 0
+    seed: number_ranges.NonnegativeInteger = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -248,11 +226,7 @@ class Preparation:
     skip_malformed: bool = False
 
     def check(self) -> None:
-        """Rejects values out of range and settings that contradict each other.
-
-        Raises:
-          InputError: with the value and the expected range.
-        """
+        """Refuses values out of range and settings that contradict each other."""
         for settings in (self, self.record, self.text, self.splits):
             check_fields(settings, prefix="")
         parse_packing(self.packing)

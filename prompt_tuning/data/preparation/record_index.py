@@ -18,7 +18,7 @@ from prompt_tuning.core.errors import InputError
 from prompt_tuning.data.preparation.input_files import InputFile
 from prompt_tuning.data.preparation.record_lines import write_lines
 from prompt_tuning.data.rows.compressed_files import write_content
-from prompt_tuning.data.rows.record_spans import find_spans
+from prompt_tuning.data.rows.record_spans import find_spans, ignore
 
 _FIELDS = 4
 _BUFFERED_RECORDS = 1 << 14
@@ -28,12 +28,7 @@ Advance = Callable[[int], None]
 
 
 class InputSummary(NamedTuple):
-    """Checksums and problems of the indexed files.
-
-    Attributes:
-      digests: SHA-256 of each file.
-      problems: reasons why files without a usable record were skipped.
-    """
+    """SHA-256 of the indexed files, and why files without a record were skipped."""
 
     digests: list[str]
     problems: list[str]
@@ -51,10 +46,7 @@ def write_index(
       files: the input files.
       path: path of the index.
       advance: receives the number of bytes as they are read.
-      skip: whether to skip a file without records instead of raising an error.
-
-    Raises:
-      InputError: if a file has no record; with `skip`, if no file has one.
+      skip: whether files without a record are skipped, if any file has one.
     """
     digests: list[str] = []
     problems: list[str] = []
@@ -64,7 +56,7 @@ def write_index(
             before = index.tell()
             if file.lines is not None:
                 file = _convert(file, digest.update, advance)
-                _index_file(file, number, index, _ignore, _ignore)
+                _index_file(file, number, index, ignore, ignore)
             else:
                 _index_file(file, number, index, digest.update, advance)
             digests.append(digest.hexdigest())
@@ -101,10 +93,6 @@ def _convert(
     return dataclasses.replace(file, problem=problem)
 
 
-def _ignore(content: object) -> None:
-    """Ignores the bytes of lines: checksums and progress are those of the input."""
-
-
 def _no_record(file: InputFile) -> str:
     missing = "line with text" if file.has_lines or file.lines is None else "record"
     if file.header:
@@ -116,8 +104,8 @@ def _index_file(
     file: InputFile,
     number: int,
     index: BinaryIO,
-    update: Callable[[bytes], None],
-    advance: Advance,
+    update: Callable[[bytes], object],
+    advance: Callable[[int], object],
 ) -> None:
     rows: list[tuple[int, int, int, int]] = []
     bytes_read = 0
@@ -147,11 +135,7 @@ def _index_file(
 
 
 class RecordIndex:
-    """The index of a preparation, read one block at a time.
-
-    Attributes:
-      path: file written by `write_index`.
-    """
+    """The index that `write_index` wrote to a file, read one block at a time."""
 
     def __init__(self, path: Path):
         self.path = path

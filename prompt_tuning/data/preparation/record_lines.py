@@ -9,15 +9,9 @@ from prompt_tuning.data.rows.text_records import read_records
 
 
 def write_lines(source: Path, target: Path, quotes: bool = True) -> None:
-    """Writes each record of a file as a line of JSON.
+    """Writes the records of a JSON list, a parquet file or a table as lines of JSON.
 
-    Args:
-      source: a JSON list, a parquet file, or a table.
-      target: file to write.
-      quotes: whether `"` quotes the cells of a table.
-
-    Raises:
-      InputError: if the file cannot be read.
+    `quotes` tells whether `"` quotes the cells of a table.
     """
     with target.open("wb") as file:
         for record in read_records(source, quotes):

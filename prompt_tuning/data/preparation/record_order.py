@@ -29,12 +29,7 @@ def _mix(values: UInt64[np.ndarray, "n"], key: int) -> UInt64[np.ndarray, "n"]:
 
 
 class Permutation:
-    """A pseudorandom permutation of 0 to `size - 1`.
-
-    Args:
-      size: number of elements, at least 1.
-      seed: seed of the permutation.
-    """
+    """A pseudorandom permutation of 0 to `size - 1`, with `size` at least 1."""
 
     def __init__(self, size: int, seed: int):
         self.size = size
@@ -81,18 +76,11 @@ class Permutation:
 
 @dataclasses.dataclass(frozen=True)
 class RecordOrder:
-    """The order of the records of each split.
+    """The order of the records by split.
 
     The permutation starts with the test split, followed by the development split and
-    the training split. With `shuffle`, the records of a split are in the permutation's
-    order, else in the order of the files. The held-out records are the same either way.
-
-    Attributes:
-      records: number of records.
-      dev: number of records held out for development.
-      test: number of records held out for testing.
-      shuffle: whether the records are shuffled.
-      seed: seed of the permutation.
+    the training split. With `shuffle`, a split follows the permutation, or else the
+    order of the files. The held-out records are the same either way.
     """
 
     records: int
@@ -114,12 +102,7 @@ class RecordOrder:
         return self.records if self.span(split)[0] < self.span(split)[1] else 0
 
     def block(self, split: int, first: int) -> tuple[Int64[np.ndarray, "n"], int]:
-        """Returns the records of up to `BLOCK` positions, and the next position.
-
-        Args:
-          split: 0 train, 1 development, 2 test.
-          first: first position of the block.
-        """
+        """Returns the records of up to `BLOCK` positions, and the next position."""
         stop = min(first + BLOCK, self.positions(split))
         positions = np.arange(first, stop, dtype=np.int64)
         start, end = self.span(split)
@@ -137,8 +120,7 @@ class RecordOrder:
 def record_order(splits: Splits, records: int) -> RecordOrder:
     """Returns the order of `records` records for the given splits.
 
-    Raises:
-      InputError: if no record is left to train on, or a requested split is empty.
+    A split that is requested must not be empty, nor the training split.
     """
     counts = {"dev": splits.dev.resolve(records), "test": splits.test.resolve(records)}
     for name, share in (("dev", splits.dev), ("test", splits.test)):

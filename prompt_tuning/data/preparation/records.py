@@ -53,7 +53,7 @@ class Record:
       chat: a conversation that only a chat template renders; None for turns.
       category: index of the category, or `NO_CATEGORY`.
       weight: loss weight of the record's tokens.
-      plain: whether the record is a line of text that is used as it is.
+      plain: whether the record is a line of text, used as it is.
     """
 
     turns: tuple[Turn, ...]
@@ -64,11 +64,7 @@ class Record:
 
 
 class RecordReader:
-    """Parses records of a `RecordFormat`.
-
-    Raises:
-      InputError: if a template is invalid or has soft prompts.
-    """
+    """Parses records of a `RecordFormat`, whose templates have no soft prompts."""
 
     def __init__(self, record: RecordFormat):
         self._format = record
@@ -79,11 +75,7 @@ class RecordReader:
         self._category_ids = {name: i for i, name in enumerate(record.categories)}
 
     def read(self, file: InputFile, content: bytes, location: str) -> Record:
-        """Parses a record; a line of plain text is a completion as it is.
-
-        Raises:
-          InputError: if it is malformed, lacks a key or has an unknown category.
-        """
+        """Parses a record; a line of plain text is a completion as it is."""
         if file.is_text:
             return Record((Turn("", decode_text(content, location)),), plain=True)
         if file.delimiter is not None:
@@ -100,11 +92,7 @@ class RecordReader:
         return self._parse(value, location)
 
     def check_columns(self, file: InputFile) -> None:
-        """Checks that a table has the columns that every row needs.
-
-        Raises:
-          InputError: with the columns found and the missing one.
-        """
+        """Refuses a table without the columns that every row needs."""
         if file.header is None:
             return
         record = self._format
@@ -150,7 +138,6 @@ class RecordReader:
     def _chat(
         self, objects: Sequence[dict[str, Any]], location: str
     ) -> ChatRecord | None:
-        """Returns the conversation of a record; None for turns."""
         record, first = self._format, objects[0]
         prompt_key, key = record.prompt_key, record.messages_key
         format = self._format_of(first)
@@ -182,7 +169,7 @@ class RecordReader:
 
     @property
     def _read_keys(self) -> list[str]:
-        """The keys that are read besides those of a conversation."""
+        """The keys that are read in addition to those of a conversation."""
         record = self._format
         keys = [record.prompt_key, record.completion_key]
         keys += [record.category_key] if record.categories else []
@@ -211,7 +198,6 @@ class RecordReader:
         return [Turn(*pair) for pair in zip(prompts, completions, strict=True)]
 
     def _format_of(self, content: Container[str]) -> RecordFormatName:
-        """Returns the format of a record, by its keys or the names of its columns."""
         if not self._uses_keys:
             return "pairs"
         return recognize_format(content, self._format.completion_key)
@@ -302,11 +288,7 @@ def _loss_weight(content: dict[str, Any], key: str, location: str) -> float:
 
 
 def _check_equal(objects: Sequence[dict[str, Any]], key: str, location: str) -> None:
-    """Checks that the turns of a record do not differ in a value of the whole record.
-
-    Raises:
-      InputError: with both values.
-    """
+    """Refuses turns that differ in a value of the whole record."""
     first, *others = objects
     for item in others:
         if item.get(key, first[key]) != first[key]:
@@ -332,11 +314,7 @@ def _list_names(names: Sequence[str]) -> str:
 
 
 def read_category_names(path: str) -> tuple[str, ...]:
-    """Reads a file of category names: a JSON list, or one name per line.
-
-    Raises:
-      InputError: if the file does not exist, or its names are not unique strings.
-    """
+    """Reads a file of category names: a JSON list, or one name per line."""
     file = Path(path)
     if not file.is_file():
         raise InputError(f"categories {path}: there is no such file")

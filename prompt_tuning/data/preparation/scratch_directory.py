@@ -1,4 +1,4 @@
-"""The scratch directory next to an output, for work that is not finished.
+"""The scratch directory next to an output, for unfinished work.
 
 It has the index of the records, the encoded shards, and a folder with the output's
 files, which gets its final name by a single rename. If a process is killed, the
@@ -12,13 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from prompt_tuning.core.atomic_files import (
-    replace_file,
-    replace_folder,
-    reporting_disk_errors,
-    restore_folder,
-    sync_path,
-)
+from prompt_tuning.core import atomic_files
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.file_locks import hold_lock
 from prompt_tuning.core.typed_json import read_object
@@ -40,7 +34,7 @@ class ScratchDirectory:
       output: folder that the result is moved to.
       path: path of the directory.
       shards: folder for the encoded shards.
-      identity: identity of the preparation in the directory; empty if there is none.
+      identity: identity of the preparation in the directory; empty without one.
     """
 
     def __init__(self, output: Path):
@@ -64,17 +58,19 @@ class ScratchDirectory:
         # First: they tell what else is here.
         for name in (_COMPLETE, _BEGUN):
             _remove(self.path / name)
-        sync_path(self.path)
+        atomic_files.sync_path(self.path)
         for path in self.path.iterdir():
             _remove(path)
-        replace_file(self.path / _BEGUN, json.dumps(identity, sort_keys=True))
+        atomic_files.replace_file(
+            self.path / _BEGUN, json.dumps(identity, sort_keys=True)
+        )
         self.identity = identity
 
     def create_new(self) -> Path:
         """Creates an empty folder for the output's files, and one for shards."""
         if (self.path / _COMPLETE).exists():
             (self.path / _COMPLETE).replace(self.path / _BEGUN)
-            sync_path(self.path)
+            atomic_files.sync_path(self.path)
         new = self.path / _NEW
         _remove(new)
         new.mkdir()
@@ -85,21 +81,21 @@ class ScratchDirectory:
         """Renames the new folder to the output, replacing an older one."""
         new = self.path / _NEW
         for path in (*sorted(new.rglob("*")), new):
-            sync_path(path)
-        sync_path(self.path)
+            atomic_files.sync_path(path)
+        atomic_files.sync_path(self.path)
         (self.path / _BEGUN).replace(self.path / _COMPLETE)
-        sync_path(self.path)
+        atomic_files.sync_path(self.path)
         _remove(self.path / _OLD)
-        replace_folder(new, self.output, aside=self.path / _OLD)
+        atomic_files.replace_folder(new, self.output, aside=self.path / _OLD)
 
     def remove(self) -> None:
-        """Removes the directory, at last the file that says that all is done."""
+        """Removes the directory, and last the file that says that all is done."""
         for path in self.path.iterdir():
             if path.name != _COMPLETE:
                 _remove(path)
-        sync_path(self.path)
+        atomic_files.sync_path(self.path)
         shutil.rmtree(self.path)
-        sync_path(self.path.parent)
+        atomic_files.sync_path(self.path.parent)
 
 
 def scratch_path(output: Path) -> Path:
@@ -111,18 +107,15 @@ def scratch_path(output: Path) -> Path:
 def open_scratch(output: Path) -> Iterator[ScratchDirectory]:
     """Opens the scratch directory of an output exclusively.
 
-    Raises:
-      InputError: if another process prepares the same output, or nothing can be
-        written next to it.
-      StorageError: if the disk is full.
+    A second process that prepares the same output gets an InputError.
     """
     path = scratch_path(output)
     lock = path.with_name(f"{path.name}.lock")
     with contextlib.ExitStack() as stack:
-        with reporting_disk_errors(output):
+        with atomic_files.reporting_disk_errors(output):
             stack.enter_context(hold_lock(lock, f"output {output}"))
             path.mkdir(exist_ok=True)
-        restore_folder(path / _OLD, output)
+        atomic_files.restore_folder(path / _OLD, output)
         try:
             yield ScratchDirectory(output)
         finally:

@@ -22,23 +22,13 @@ SequenceColumns = Int32[np.ndarray, "C m L"]
 
 
 class SequenceFile:
-    """The sequences of one file, which is open only while rows are written.
+    """The `rows` sequences of one file, which is open only while they are written.
 
     Equal sequences give equal bytes, however they are divided.
-
-    Attributes:
-      rows: number of sequences.
     """
 
     def __init__(self, path: Path, columns: Columns, length: int, files: int):
-        """Creates the file.
-
-        Args:
-          path: path of the file.
-          columns: type of each data set by name.
-          length: `L`, tokens per sequence.
-          files: number of files that are written at the same time.
-        """
+        """Creates one of `files` files of sequences of `length` tokens."""
         self.rows = 0
         self._path, self._columns = path, columns
         self._pending: list[SequenceColumns] = []

@@ -1,6 +1,6 @@
 """Packs a stream of examples into sequences of one length.
 
-Tokens are columns of one int32 array `[C, n]`: ids, types and others, e.g. categories.
+Tokens are columns of one int32 array `[C, n]`: ids, types, and more, e.g. categories.
 So the packer moves all columns together and interprets none.
 """
 
@@ -21,20 +21,15 @@ Sequences = Int32[np.ndarray, "C m L"]
 class Packer:
     """Lays out examples one after another; batching does not affect the result.
 
+    `padding` has a value for each column.
+
     Attributes:
-      carry: the sequence that is not yet full, `[C, used]`.
+      carry: the unfinished sequence, `[C, used]`.
       dropped: number of examples, and of tokens, that did not fit, `[2]`.
       truncated: number of truncated examples, and of tokens cut off, `[2]`.
     """
 
     def __init__(self, packing: Packing, length: int, padding: Int32[np.ndarray, "C"]):
-        """Creates an empty packer.
-
-        Args:
-          packing: how to pack.
-          length: `L`, tokens per sequence.
-          padding: padding value of each column.
-        """
         self._packing = packing
         self._length = length
         self._padding = padding
@@ -89,7 +84,7 @@ class Packer:
         return grid[:, :full].reshape(len(grid), -1, self._length)
 
     def _breaks(self, lengths: Int64[np.ndarray, "a"]) -> list[int]:
-        """Returns how many examples are kept before each one that ends a sequence."""
+        """Returns the numbers of examples after which a sequence ends, in order."""
         if self._packing != Packing("greedy", "drop"):
             return []
         too_long = lengths > self._length
@@ -98,7 +93,6 @@ class Packer:
     def _apply_overflow(
         self, tokens: Tokens, lengths: Int64[np.ndarray, "a"]
     ) -> tuple[Int32[np.ndarray, "C k"], Int64[np.ndarray, "b"]]:
-        """Drops or truncates examples longer than a sequence."""
         too_long = lengths > self._length
         if not too_long.any():
             return tokens, lengths
@@ -120,7 +114,7 @@ class Packer:
 def _contiguous_starts(
     lengths: Int64[np.ndarray, "a"], used: int
 ) -> tuple[Int64[np.ndarray, "a"], int]:
-    """Returns the start of each example, and the end of the last, without gaps."""
+    """Returns the starts of the examples, and the end of the last, without gaps."""
     ends = used + np.cumsum(lengths)
     return ends - lengths, int(ends[-1]) if len(ends) else used
 
@@ -128,14 +122,7 @@ def _contiguous_starts(
 def _greedy_starts(
     lengths: Int64[np.ndarray, "a"], used: int, length: int, breaks: Sequence[int]
 ) -> tuple[Int64[np.ndarray, "a"], int]:
-    """Returns the same with no example crossing the end of a sequence.
-
-    Args:
-      lengths: lengths of the examples.
-      used: number of tokens in the sequence that is not yet full.
-      length: `L`, tokens per sequence.
-      breaks: numbers of examples after which the sequence ends, in order.
-    """
+    """Returns the same, with no example across the end of a sequence; see `_breaks`."""
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     starts = np.empty_like(lengths)
     first, at = 0, used

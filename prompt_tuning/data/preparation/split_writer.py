@@ -33,7 +33,7 @@ def file_names(preparation: Preparation, split: int) -> list[str]:
 
 
 def padding_values(preparation: Preparation, pad_id: int) -> Int32[np.ndarray, "C"]:
-    """Returns the padding value of each column, its bits viewed as int32."""
+    """Returns the padding values of the columns, their bits viewed as int32."""
     fills = [
         np.array(fill, dtype).view(np.int32).item()
         for dtype, fill in columns(preparation).values()
@@ -43,13 +43,7 @@ def padding_values(preparation: Preparation, pad_id: int) -> Int32[np.ndarray, "
 
 @dataclasses.dataclass(frozen=True)
 class FinishedSplit:
-    """A split with complete files.
-
-    Attributes:
-      split: 0 train, 1 development, 2 test.
-      metrics: counts of the split.
-      rows: number of sequences in each file.
-    """
+    """A split with complete files: `rows` are their numbers of sequences."""
 
     split: int
     metrics: SplitMetrics
@@ -60,12 +54,6 @@ class SplitWriter:
     """Packs the examples of a split and deals the sequences to its files in turn.
 
     The files' sizes differ by at most one sequence; the first files have more.
-
-    Args:
-      preparation: settings of the preparation.
-      split: 0 train, 1 development, 2 test.
-      pad_id: id of the padding token.
-      folder: folder for the files.
     """
 
     def __init__(self, preparation: Preparation, split: int, pad_id: int, folder: Path):
@@ -96,11 +84,7 @@ class SplitWriter:
                 file.write(encoded.json_lines)
 
     def finish(self) -> FinishedSplit:
-        """Writes the remaining sequences.
-
-        Raises:
-          InputError: if there are fewer sequences than files.
-        """
+        """Writes the remaining sequences; InputError if there are fewer than files."""
         self._deal(self._packer.finish())
         for name, totals in (
             ("dropped", self._packer.dropped),

@@ -39,13 +39,9 @@ SETTINGS = (CONFIG_FILE, MAP_FILE, ADDED_FILE, TEMPLATE_FILE, MODEL_CONFIG)
 
 
 def open_tokenizer(choice: TokenizerChoice) -> Tokenizer:
-    """Loads the tokenizer and assigns the requested roles to tokens.
+    """Loads a tokenizer that has an EOS, and assigns the requested roles to tokens.
 
     A token outside the vocabulary is appended to it.
-
-    Raises:
-      InputError: if the tokenizer cannot be read, has no EOS, or does not support
-        special tokens.
     """
     tokenizer = load_tokenizer(choice.path)
     if choice.special_tokens:
@@ -101,13 +97,7 @@ def _check_roles(choice: TokenizerChoice) -> None:
 
 
 def special_texts(choice: TokenizerChoice, tokenizer: Tokenizer) -> dict[str, str]:
-    """Returns the texts of the special tokens by the names that chat templates use.
-
-    Args:
-      choice: tokenizer and requested roles.
-      tokenizer: that tokenizer, opened; it may define BOS and EOS without any file
-        that names their roles.
-    """
+    """Returns the texts of the special tokens by the names that chat templates use."""
     requested = {
         role: text for role, text in choice.special_tokens if role != ADDITIONAL
     }
@@ -123,7 +113,7 @@ def tokenizer_folder(choice: TokenizerChoice) -> Path:
 def tokenizer_files(choice: TokenizerChoice) -> list[Path]:
     """Returns the files that an output uses of a tokenizer's folder.
 
-    Other files in the folder, such as the lock of an output there, are left out.
+    Other files there, such as the lock of an output, are left out.
     """
     path = Path(choice.path)
     return [path] if is_gguf(path) else sorted(_files_to_save(choice).values())
@@ -132,8 +122,8 @@ def tokenizer_files(choice: TokenizerChoice) -> list[Path]:
 def _files_to_save(choice: TokenizerChoice) -> dict[str, Path]:
     """Returns a tokenizer's files by the names that they have in a saved folder.
 
-    If the tokenizer is given as a file, other tokenizer files next to it that would
-    take precedence when the folder is loaded are left out.
+    If the tokenizer is given as a file, other tokenizer files next to it are left out,
+    because they would take precedence when the folder is loaded.
     """
     path, folder = Path(choice.path), tokenizer_folder(choice)
     files = {name: folder / name for name in SETTINGS}
@@ -178,7 +168,6 @@ def _save_changed(choice: TokenizerChoice, folder: Path) -> None:
 def _write_roles(
     choice: TokenizerChoice, tokenizer: HuggingFaceTokenizer, folder: Path
 ) -> None:
-    """Writes the roles of the special tokens into a folder's settings."""
     special = tokenizer.special
     ids = dict(
         zip(ROLES, (special.bos_id, special.eos_id, special.pad_id), strict=True)

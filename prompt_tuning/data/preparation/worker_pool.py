@@ -62,7 +62,7 @@ def split_tasks(order: RecordOrder, index: RecordIndex) -> Iterator[EncodingTask
 
 
 def _task_bounds(sizes: Int64[np.ndarray, "n"]) -> Iterator[tuple[int, int]]:
-    """Yields the first record of each task and the one after its last."""
+    """Yields the first record of every task and the one after its last."""
     ends, start = np.cumsum(sizes), 0
     while start < len(sizes):
         before = ends[start - 1] if start else 0
@@ -82,19 +82,9 @@ def run_tasks(
 ) -> Iterator[tuple[EncodingTask, EncodedRecords]]:
     """Runs tasks in this process if there is one worker, else in other processes.
 
-    Args:
-      tasks: the tasks.
-      worker: worker of this process.
-      preparation: settings from which other processes create a worker.
-      files: inputs from which other processes create a worker.
-      workers: number of processes.
-      shards: folder for the results; keeps results that are there already.
-
-    Yields:
-      Each task with its result, in the order of the tasks.
-
-    Raises:
-      WorkerLostError: if a process was killed, for example for lack of memory.
+    Yields the tasks with their results in order. The results are kept in `shards`, and
+    those already there are used. WorkerLostError if a process was killed, for example
+    for lack of memory.
     """
     named = ((task, shards / f"{number}.npz") for number, task in enumerate(tasks))
     if workers == 1:
@@ -158,7 +148,6 @@ def _start_worker(preparation: Preparation, files: Sequence[InputFile]) -> None:
 
 
 def _exit_with_parent() -> None:
-    """Ends this process when its parent is killed."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()

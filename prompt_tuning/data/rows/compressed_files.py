@@ -41,9 +41,8 @@ def content_suffix(path: Path) -> str:
 def open_content(path: Path) -> Iterator[io.BufferedIOBase]:
     """Opens a file, which may be compressed, as a stream of its content.
 
-    Raises:
-      InputError: also while the stream is read, if the file is damaged or truncated, or
-        if its content is larger than `MAXIMUM_SIZE`.
+    A damaged or truncated file is an InputError, also while the stream is read; so is
+    content larger than `MAXIMUM_SIZE`.
     """
     compression = compression_of(path)
     with path.open("rb") as stored:
@@ -57,11 +56,7 @@ def open_content(path: Path) -> Iterator[io.BufferedIOBase]:
 
 @contextlib.contextmanager
 def plain_file(path: Path) -> Iterator[Path]:
-    """Yields a file with the content of one that may be compressed.
-
-    Raises:
-      InputError: see `open_content`.
-    """
+    """Yields a file with the content of one that may be compressed."""
     if compression_of(path) is None:
         yield path
         return
@@ -72,23 +67,12 @@ def plain_file(path: Path) -> Iterator[Path]:
 
 
 def write_content(path: Path, target: Path) -> None:
-    """Writes the content of a file, which may be compressed, to another file.
-
-    Raises:
-      InputError: see `open_content`.
-    """
+    """Writes the content of a file, which may be compressed, to another file."""
     with open_content(path) as source, target.open("wb") as file:
         shutil.copyfileobj(source, file)
 
 
 class _Content(io.RawIOBase):
-    """A stream of decompressed chunks.
-
-    Args:
-      path: path of the compressed file, for messages.
-      chunks: the decompressed bytes.
-    """
-
     def __init__(self, path: Path, chunks: Iterator[bytes]):
         super().__init__()
         self._path, self._chunks = path, chunks
@@ -96,7 +80,6 @@ class _Content(io.RawIOBase):
         self._size = 0
 
     def readable(self) -> bool:
-        """Returns True."""
         return True
 
     def readinto(self, buffer: Any) -> int:
@@ -149,11 +132,7 @@ def _zstd_chunks(path: Path, stored: Any) -> Iterator[bytes]:
 
 
 def _zstd_decompressor(path: Path) -> tuple[Callable[[], Any], type[Exception]]:
-    """Returns what creates a decompressor of one frame, and its error.
-
-    Raises:
-      InputError: if no module can decompress Zstandard.
-    """
+    """Returns a factory of decompressors of one frame, and their error."""
     with contextlib.suppress(ImportError):
         module: Any = importlib.import_module("compression.zstd")
         return module.ZstdDecompressor, module.ZstdError

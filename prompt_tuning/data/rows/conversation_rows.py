@@ -28,13 +28,8 @@ from prompt_tuning.data.text.typed_texts import TypedTokens, until_last_answer
 class ConversationEncoder:
     """Encodes a conversation as rows that a chat template renders.
 
-    Each answer has type 1, what is before it type 0, and the last token type 3.
-    Messages after the last answer are left out.
-
-    Args:
-      format: format of the lines.
-      learned: encodes conversations.
-      pairs: reads the prompt and the completion of a pair; its tokenizer has an EOS.
+    An answer has type 1, the text before it type 0, and the last token type 3. Messages
+    after the last answer are left out. `pairs` reads the texts of a pair.
     """
 
     def __init__(
@@ -104,7 +99,6 @@ class ConversationEncoder:
 
 
 def _typed_row(tokens: TypedTokens) -> TypedRow:
-    """Returns the row of an example, which ends with a separator."""
     types = np.array(tokens.token_types, np.int32)
     types[-1] = SEPARATOR
     return np.array(tokens.input_ids, np.int32), types

@@ -28,11 +28,7 @@ _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 
 
 def check_encoding(path: Path) -> None:
-    """Checks that a file of text is not empty and does not begin as UTF-16.
-
-    Raises:
-      InputError: with how to convert it.
-    """
+    """Refuses a text file that is empty or begins as UTF-16."""
     with open_content(path) as file:
         start = file.read(2)
     if not start:
@@ -47,17 +43,7 @@ def check_encoding(path: Path) -> None:
 def read_record(
     descriptor: int, span: RecordSpan, location: str, maximum: int | None = None
 ) -> bytes:
-    """Reads the bytes of a record from an open file.
-
-    Args:
-      descriptor: descriptor of the file.
-      span: position of the record.
-      location: file and line, for messages.
-      maximum: maximum number of bytes; None for `MAXIMUM_RECORD`.
-
-    Raises:
-      InputError: if the record is too long.
-    """
+    """Reads the bytes of a record from an open file, at most `maximum`."""
     maximum = MAXIMUM_RECORD if maximum is None else maximum
     if span.size > maximum:
         raise InputError(
@@ -72,15 +58,11 @@ def find_delimiter(path: Path, quotes: bool) -> str:
 
     Spreadsheets write `.csv` with semicolons where the comma is the decimal sign, and
     databases write it with tabs.
-
-    Args:
-      path: path of the table.
-      quotes: whether `"` quotes a cell.
     """
     delimiter = DELIMITERS[path.suffix.lower()]
     if delimiter != ",":
         return delimiter
-    for span in find_spans(path, delimiter.encode() if quotes else None, _ignore):
+    for span in find_spans(path, delimiter.encode() if quotes else None):
         with path.open("rb") as opened:
             content = os.pread(opened.fileno(), min(span.size, _HEADER), span.start)
         unquoted = re.sub(rb'"[^"]*"', b"", content) if quotes else content
@@ -96,7 +78,7 @@ def read_header(
     hint: str,
     name: Path | None = None,
 ) -> tuple[str, ...]:
-    """Returns the column names of a table.
+    """Returns the unique column names of a table.
 
     Some may be empty: pandas writes the numbers of rows in such columns, and
     spreadsheets write commas after the last one. `parse_row` leaves them out.
@@ -107,12 +89,9 @@ def read_header(
       quotes: whether `"` quotes a cell.
       hint: ends the message about a quote that is never closed.
       name: name of the table for messages; None for its path.
-
-    Raises:
-      InputError: if there is no row, or the names are not unique.
     """
     name = path if name is None else name
-    for span in find_spans(path, delimiter.encode() if quotes else None, _ignore):
+    for span in find_spans(path, delimiter.encode() if quotes else None):
         location = f"{name}, line {span.line}"
         with path.open("rb") as opened:
             content = read_record(opened.fileno(), span, location)
@@ -135,11 +114,9 @@ def parse_row(
     location: str,
     hint: str,
 ) -> dict[str, str]:
-    """Parses one row of a table; returns its cells by column.
+    """Parses one row of a table into its cells by column; see `read_header`.
 
-    Raises:
-      InputError: if it is not a row, has another number of cells than columns, or has a
-        text after the last column with a name.
+    There must be no text after the last column with a name.
     """
     cells = parse_cells(content, delimiter, quotes, location, hint)
     if len(cells) != len(header):
@@ -160,11 +137,7 @@ def parse_row(
 def parse_cells(
     content: bytes, delimiter: str, quotes: bool, location: str, hint: str
 ) -> list[str]:
-    """Parses the cells of one row of a table; see `read_header`.
-
-    Raises:
-      InputError: if the row is not UTF-8, or is not a row of a table.
-    """
+    """Parses the cells of one row of a table; see `read_header`."""
     text = decode_text(content, location)
     quoting = csv.QUOTE_MINIMAL if quotes else csv.QUOTE_NONE
     previous_limit = csv.field_size_limit(MAXIMUM_RECORD)
@@ -190,7 +163,3 @@ def parse_cells(
             "contain a carriage return, or does a carriage return end each row?"
         )
     return row
-
-
-def _ignore(content: bytes) -> None:
-    """Ignores the bytes of a file that needs no checksum."""

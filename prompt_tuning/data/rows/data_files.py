@@ -41,16 +41,11 @@ Files = str | Path | Sequence[str | Path]
 def list_files(files: Files, split: str | None = "train") -> list[Path]:
     """Returns the files that names, globs and folders stand for, in order.
 
-    A folder that `prepare` wrote stands for the files of one split, in the order of
-    their numbers; another folder for all its data files, which must be of one kind; a
-    glob for the files that match it. The files of the last two are sorted by name.
-
-    Args:
-      files: paths and globs.
-      split: split of a folder that `prepare` wrote; None for all splits.
-
-    Raises:
-      InputError: if there is no file, or a name stands for none.
+    A folder that `prepare` wrote stands for the files of one split, or of all if
+    `split` is None, in the order of their numbers; another folder for all its data
+    files, which must be of one kind; a glob for the files that match it. The files of
+    the last two are sorted by name. There must be a file, and a glob or folder adds
+    none twice.
     """
     several = [files] if isinstance(files, str | Path) else list(files)
     if not several:
@@ -73,10 +68,9 @@ def list_files(files: Files, split: str | None = "train") -> list[Path]:
 
 
 def contains_text(files: Files) -> bool:
-    """Returns whether data files contain text, or else HDF5 rows of token ids.
+    """Tests whether data files contain text, or else HDF5 rows of token ids.
 
-    Raises:
-      InputError: if a file is missing, or they are of neither kind or of several.
+    They must all be of one kind.
     """
     paths = list_files(files, None)
     kinds = {_kind(path) for path in paths}
@@ -126,11 +120,6 @@ def _expand(path: Path, split: str | None) -> list[Path]:
 
 
 def _folder_files(folder: Path) -> list[Path]:
-    """Returns the data files of a folder.
-
-    Raises:
-      InputError: if there is none, or they are of several kinds or splits.
-    """
     by_kind: dict[str, list[Path]] = defaultdict(list)
     for path in sorted(folder.iterdir()):
         kind = _kind(path)
@@ -160,17 +149,12 @@ def _split_of(path: Path) -> str | None:
 
 
 def _shards(folder: Path) -> dict[Path, re.Match[str]]:
-    """Returns the files of all splits of a folder that `prepare` wrote."""
     matches = {path: _SHARD.fullmatch(path.name) for path in folder.iterdir()}
     return {path: match for path, match in matches.items() if match is not None}
 
 
 def _prepared_files(folder: Path, split: str) -> list[Path]:
-    """Returns the files of a split of a folder that `prepare` wrote.
-
-    Raises:
-      InputError: if it has no such split, or one of its files is missing.
-    """
+    """Returns the files of one split of a folder that `prepare` wrote."""
     matches = _shards(folder)
     present = {match[1] for match in matches.values()}
     of_split = {path: match for path, match in matches.items() if match[1] == split}

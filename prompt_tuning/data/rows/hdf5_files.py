@@ -1,8 +1,8 @@
 """Opens HDF5 files that anybody may have written, without following foreign data.
 
 An HDF5 file can refer to other files (external links, virtual data sets, external
-storage) and to code (filters that are plugins). We open a data set only if it is in the
-file itself and built-in filters can decode it. All access to the library passes through
+storage) and to code (plugins as filters). We open a data set only if it is in the file
+itself and built-in filters can decode it. All access to the library passes through
 `reporting_damage`.
 """
 
@@ -48,11 +48,7 @@ _MAXIMUM_NAMES = 20
 
 @contextlib.contextmanager
 def reporting_damage(path: Path, part: str = "") -> Iterator[None]:
-    """Reports errors of the HDF5 library within the block as a damaged file.
-
-    Raises:
-      InputError: for any error within the block.
-    """
+    """Reports errors of the HDF5 library within the block as a damaged file."""
     try:
         yield
     except InputError:
@@ -71,15 +67,9 @@ def reporting_damage(path: Path, part: str = "") -> Iterator[None]:
 def open_for_writing(
     path: Path, mode: str = "w", **options: Any
 ) -> Iterator[h5py.File]:
-    """Opens an HDF5 file for writing, and closes it afterwards.
+    """Opens an HDF5 file for writing ("w"), or to change one of this package ("r+").
 
-    Args:
-      path: path of the file.
-      mode: "w" to create it, or "r+" to change one of this package.
-      options: options of `h5py.File`.
-
-    Raises:
-      OSError: if the file cannot be written, also where h5py raises something else.
+    If it cannot be written, this raises an OSError, also where h5py does not.
     """
     try:
         with h5py.File(path, mode, **options) as file:
@@ -95,11 +85,7 @@ def open_for_writing(
 
 
 def open_hdf5(path: Path) -> h5py.File:
-    """Opens an HDF5 file for reading.
-
-    Raises:
-      InputError: if it is truncated or not HDF5.
-    """
+    """Opens an HDF5 file for reading."""
     try:
         return h5py.File(path, "r")
     except Exception as error:  # see `reporting_damage`
@@ -118,11 +104,7 @@ def list_names(path: Path, file: h5py.Group) -> str:
 
 
 def contains(path: Path, file: h5py.Group, name: str) -> bool:
-    """Returns whether a file has an object or a link of a name.
-
-    Raises:
-      InputError: if a group that the name begins with is a link, or is damaged.
-    """
+    """Tests whether a file has an object or a link of a name."""
     with reporting_damage(path):
         parts = _parts(name)
         for count in range(1, len(parts) + 1):
@@ -137,11 +119,7 @@ def contains(path: Path, file: h5py.Group, name: str) -> bool:
 
 
 def check_link(path: Path, file: h5py.Group, name: str) -> None:
-    """Checks that an object is in the file itself, and not only named by a link.
-
-    Raises:
-      InputError: for a soft, external or user-defined link.
-    """
+    """Refuses a link: an object has to be in the file itself."""
     kind = file.id.links.get_info(name.encode()).type
     if kind != h5l.TYPE_HARD:
         names = {
@@ -164,16 +142,8 @@ def open_data_set(
 ) -> h5py.Dataset:
     """Returns a data set of the given axes and NumPy kinds of numbers.
 
-    Args:
-      path: path of the file.
-      file: the open file, which `contains` the name.
-      name: name of the data set.
-      axes: names of its axes; None for `[rows]` or `[rows, length]`.
-      kinds: accepted kinds of numbers.
-
-    Raises:
-      InputError: if it is something else, is not stored in the file itself, or exceeds
-        the limits of this module.
+    The file `contains` the name. The axes may be `[rows]` or `[rows, length]` if `axes`
+    is None. Data elsewhere, or beyond the limits of this module, is refused.
     """
     with reporting_damage(path, name):
         check_link(path, file, name)
@@ -201,11 +171,7 @@ def open_data_set(
 
 
 def check_contents(path: Path, file: h5py.File) -> None:
-    """Checks every link and data set of a file; see `check_link` and `check_storage`.
-
-    Raises:
-      InputError: at the first that is refused.
-    """
+    """Refuses a file with a link or a data set that is refused; see `open_data_set`."""
     names: list[str] = []
     with reporting_damage(path):
         file.visit_links(names.append)
@@ -217,11 +183,7 @@ def check_contents(path: Path, file: h5py.File) -> None:
 
 
 def check_storage(path: Path, file: h5py.File, data: h5py.Dataset) -> None:
-    """Checks that a data set is stored in its file, and what reading it may take.
-
-    Raises:
-      InputError: if it is stored elsewhere, needs a plugin, or exceeds the limits.
-    """
+    """Refuses a data set outside its file, with a plugin, or beyond the limits."""
     name = shown(str(data.name).lstrip("/"))
     elsewhere = "virtual" * data.is_virtual or "stored in other files" * bool(
         data.external
@@ -275,7 +237,7 @@ def _check_sizes(path: Path, name: str, data: h5py.Dataset, file_bytes: int) -> 
 
 
 def _check_chunks(path: Path, name: str, data: h5py.Dataset) -> None:
-    """Checks that large chunks unpack to no more than the size of a chunk."""
+    """Refuses large chunks that unpack to more than the size of a chunk."""
     large: list[tuple[int, ...]] = []
 
     def collect(chunk: h5py.h5d.StoreInfo) -> None:

@@ -6,27 +6,12 @@ import numpy as np
 from jaxtyping import Float32
 
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.data.rows import row_sources, token_columns
 from prompt_tuning.data.rows.data_files import Files, list_files
 from prompt_tuning.data.rows.hdf5_table import INPUT_IDS, Hdf5Table, open_table
-from prompt_tuning.data.rows.row_sources import (
-    BlockWeights,
-    Repetition,
-    Row,
-    RowBlock,
-    rows_per_block,
-)
-from prompt_tuning.data.rows.token_columns import (
-    LOSS_WEIGHTS,
-    ClassBalance,
-    TokenColumns,
-    TokenValues,
-    check_column,
-    class_totals,
-    combine_columns,
-)
 
 
-def uniform_weights(block: RowBlock) -> Float32[np.ndarray, "c n"]:
+def uniform_weights(block: row_sources.RowBlock) -> Float32[np.ndarray, "c n"]:
     """Returns the weights in the data, or 1 for every token if it contains none."""
     return block.values.scale(np.ones(block.input_ids.shape, np.float32))
 
@@ -34,35 +19,28 @@ def uniform_weights(block: RowBlock) -> Float32[np.ndarray, "c n"]:
 class Hdf5Rows:
     """Rows of HDF5 files as generative_data_prep writes them; see `RowSource`.
 
-    Each file contains the integer data sets `input_ids [n, length]` and, in all files
-    or in none, `token_type_ids` of the same shape. `length` may differ between files.
-    Rows are read on demand.
-
-    Attributes:
-      without_completion: see `RowSource`; always 0.
-      repetition: see `RowSource`; none.
+    A file contains the integer data sets `input_ids [n, length]` and, in all files or
+    in none, `token_type_ids` of the same shape. `length` may differ between files. Rows
+    are read on demand.
 
     Args:
-      files: one file or several.
-      prompt_ids: name of the integer data set `[n]` that selects each row's prompt;
-        None if there is only one prompt.
-      columns: further columns to read; by default only `loss_weights`.
-      weights: computes the loss weights by which classes of tokens are balanced.
-
-    Raises:
-      InputError: if a file is missing, truncated, not HDF5, or has other data sets.
+      files: path of one file, or a list.
+      prompt_ids: name of the integer data set `[n]` that selects the prompts of the
+        rows; None for one prompt.
+      columns: more columns to read; by default only `loss_weights`.
+      weights: computes the loss weights that balance classes of tokens.
     """
 
     without_completion = 0
-    repetition = Repetition()
+    repetition = row_sources.Repetition()
 
     def __init__(
         self,
         files: Files,
         *,
         prompt_ids: str | None = None,
-        columns: TokenColumns | None = None,
-        weights: BlockWeights = uniform_weights,
+        columns: token_columns.TokenColumns | None = None,
+        weights: row_sources.BlockWeights = uniform_weights,
     ):
         self._tables = [open_table(p, prompt_ids, columns) for p in list_files(files)]
         first = self._tables[0]
@@ -75,39 +53,39 @@ class Hdf5Rows:
                 )
         # [files]: number of rows up to the end of each file.
         self._ends = np.cumsum([len(table) for table in self._tables], dtype=np.int64)
-        self._columns = tuple((columns or TokenColumns()).columns)
-        self._balance: ClassBalance | None = None
+        self._columns = tuple((columns or token_columns.TokenColumns()).columns)
+        self._balance: token_columns.ClassBalance | None = None
         if "balance" in first.columns:
             self._balance = self._compute_balance(weights)
 
     def __len__(self) -> int:
         return int(self._ends[-1])
 
-    def __getitem__(self, number: int) -> Row:
+    def __getitem__(self, number: int) -> row_sources.Row:
         """Returns one row, trailing padding included."""
         return self.read(number, slice(None))
 
-    def read(self, number: int, tokens: slice) -> Row:
+    def read(self, number: int, tokens: slice) -> row_sources.Row:
         """Returns some of the tokens of a row.
 
-        Of a large file only their chunks are decompressed.
+        Only their chunks of a large file are decompressed.
         """
         table, row = self._locate(number)
         arrays = table.read(slice(row, row + 1), tokens)
         types = arrays.get("token_types")
-        return Row(
+        return row_sources.Row(
             arrays[INPUT_IDS][0].astype(np.int32),
             None if types is None else types[0].astype(np.int32),
             self._values(arrays).map(lambda values: values[0]),
         )
 
-    def blocks(self) -> Iterator[RowBlock]:
+    def blocks(self) -> Iterator[row_sources.RowBlock]:
         """Yields all rows in order, many of one file at a time."""
         for table, start, arrays in self._read_blocks():
             types = arrays.get("token_types")
-            for role in (LOSS_WEIGHTS, "example_weights", *self._columns):
+            for role in (token_columns.LOSS_WEIGHTS, "example_weights", *self._columns):
                 if role in arrays:
-                    check_column(
+                    token_columns.check_column(
                         role,
                         table.names[role],
                         arrays[role],
@@ -116,23 +94,24 @@ class Hdf5Rows:
                     )
             yield self._block(start, arrays)
 
-    def _block(self, start: int, arrays: dict[str, np.ndarray]) -> RowBlock:
+    def _block(self, start: int, arrays: dict[str, np.ndarray]) -> row_sources.RowBlock:
         types, prompt_ids = arrays.get("token_types"), arrays.get("prompt_ids")
         values = self._values(arrays)
-        return RowBlock(start, arrays[INPUT_IDS], types, prompt_ids, values)
+        return row_sources.RowBlock(start, arrays[INPUT_IDS], types, prompt_ids, values)
 
     def _read_blocks(self) -> Iterator[tuple[Hdf5Table, int, dict[str, np.ndarray]]]:
-        """Yields the table, the first row's number and the columns of each block."""
+        """Yields the table, the first row's number and the columns of every block."""
         first = 0
         for table in self._tables:
-            count = rows_per_block(table.input_ids.shape[1])
+            count = row_sources.rows_per_block(table.input_ids.shape[1])
             for start in range(0, len(table), count):
                 rows = slice(start, min(start + count, len(table)))
                 yield table, first + start, table.read(rows)
             first += len(table)
 
-    def _compute_balance(self, block_weights: BlockWeights) -> ClassBalance:
-        """Computes the weights of the classes from their totals over all files."""
+    def _compute_balance(
+        self, block_weights: row_sources.BlockWeights
+    ) -> token_columns.ClassBalance:
         totals: dict[int, float] = {}
         for _, start, arrays in self._read_blocks():
             classes, weights = arrays["balance"], None
@@ -141,17 +120,20 @@ class Hdf5Rows:
                     weights = block_weights(self._block(start, arrays))
                 except InputError as error:
                     raise InputError(f"{self.describe(start)}: {error}") from error
-            for number, total in class_totals(classes, weights).items():
+            for number, total in token_columns.class_totals(classes, weights).items():
                 totals[number] = totals.get(number, 0) + total
-        return ClassBalance(totals)
+        return token_columns.ClassBalance(totals)
 
-    def _values(self, arrays: dict[str, np.ndarray]) -> TokenValues:
-        factors = {name: arrays.get(name) for name in (LOSS_WEIGHTS, "example_weights")}
+    def _values(self, arrays: dict[str, np.ndarray]) -> token_columns.TokenValues:
+        factors = {
+            name: arrays.get(name)
+            for name in (token_columns.LOSS_WEIGHTS, "example_weights")
+        }
         if self._balance is not None:
             factors["balance"] = self._balance.weights(arrays["balance"])
         count, length = arrays[INPUT_IDS].shape
         columns = {name: arrays[name] for name in self._columns}
-        return combine_columns((count, length), factors, columns)
+        return token_columns.combine_columns((count, length), factors, columns)
 
     def describe(self, number: int) -> str:
         """Returns the location of a row, for messages."""
@@ -159,7 +141,6 @@ class Hdf5Rows:
         return f"{table.path}, row {row}"
 
     def _locate(self, number: int) -> tuple[Hdf5Table, int]:
-        """Returns the table of a row, and the row's number in it."""
         if not 0 <= number < len(self):
             raise IndexError(f"row {number} of {len(self)}")
         table = int(np.searchsorted(self._ends, number, side="right"))

@@ -10,13 +10,7 @@ import numpy as np
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.setting_hints import how_to_set
-from prompt_tuning.data.rows.hdf5_files import (
-    contains,
-    list_names,
-    open_data_set,
-    open_hdf5,
-    reporting_damage,
-)
+from prompt_tuning.data.rows import hdf5_files
 from prompt_tuning.data.rows.tasks import PROMPT_IDS
 from prompt_tuning.data.rows.token_columns import (
     LOSS_WEIGHTS,
@@ -52,14 +46,12 @@ class Hdf5Table:
         return len(self.input_ids)
 
     def read(self, rows: slice, tokens: slice = slice(None)) -> dict[str, np.ndarray]:
-        """Reads all columns, "input_ids" included, of some rows and tokens.
-
-        Raises:
-          InputError: if this part of the file is damaged.
-        """
+        """Reads all columns, "input_ids" included, of some rows and tokens."""
         if self._whole is not None:
             return self._slice(self._whole, rows, tokens)
-        with reporting_damage(self.path, f"rows {rows.start} to {rows.stop - 1}"):
+        with hdf5_files.reporting_damage(
+            self.path, f"rows {rows.start} to {rows.stop - 1}"
+        ):
             return self._slice(self._data_sets, rows, tokens)
 
     @property
@@ -71,7 +63,7 @@ class Hdf5Table:
         """All columns of a small file, read at their first use; None if it is large."""
         if sum(data.nbytes for data in self._data_sets.values()) > KEPT_BYTES:
             return None
-        with reporting_damage(self.path, f"rows 0 to {len(self) - 1}"):
+        with hdf5_files.reporting_damage(self.path, f"rows 0 to {len(self) - 1}"):
             return {role: data[()] for role, data in self._data_sets.items()}
 
     @staticmethod
@@ -91,22 +83,15 @@ def open_table(
 ) -> Hdf5Table:
     """Opens a file and checks the shapes and types of the data sets to read.
 
-    Args:
-      path: path of the file.
-      prompt_ids: name of the data set of each row's task; None if there is only one
-        prompt.
-      columns: further columns to read; by default only `loss_weights`.
-
-    Raises:
-      InputError: if it is truncated, not HDF5, or has other data sets.
+    For the arguments see `Hdf5Rows`.
     """
-    file = open_hdf5(path)
-    if not contains(path, file, INPUT_IDS):
+    file = hdf5_files.open_hdf5(path)
+    if not hdf5_files.contains(path, file, INPUT_IDS):
         raise InputError(
-            f"{path} has the data sets {list_names(path, file)}, expected "
-            f"{INPUT_IDS!r} and perhaps {TOKEN_TYPE_IDS!r}"
+            f"{path} has the data sets {hdf5_files.list_names(path, file)}, "
+            f"expected {INPUT_IDS!r} and perhaps {TOKEN_TYPE_IDS!r}"
         )
-    input_ids = open_data_set(path, file, INPUT_IDS)
+    input_ids = hdf5_files.open_data_set(path, file, INPUT_IDS)
     columns = columns or TokenColumns()
     names = _column_names(path, file, prompt_ids, columns)
     data_sets = {}
@@ -118,7 +103,7 @@ def open_table(
             axes = None
         is_float = role in (LOSS_WEIGHTS, "example_weights", *columns.columns)
         kinds = "iuf" if is_float else "iu"
-        data_sets[role] = open_data_set(path, file, name, axes, kinds)
+        data_sets[role] = hdf5_files.open_data_set(path, file, name, axes, kinds)
         _check_shape(path, name, data_sets[role], input_ids)
     return Hdf5Table(path, input_ids, data_sets, names)
 
@@ -126,15 +111,11 @@ def open_table(
 def _column_names(
     path: Path, file: h5py.File, prompt_ids: str | None, columns: TokenColumns
 ) -> dict[str, str]:
-    """Returns the names of the data sets to read, by role.
-
-    Raises:
-      InputError: if one that a setting names is missing.
-    """
+    """Returns the names of the data sets to read, by role."""
     names = {}
-    if contains(path, file, TOKEN_TYPE_IDS):
+    if hdf5_files.contains(path, file, TOKEN_TYPE_IDS):
         names["token_types"] = TOKEN_TYPE_IDS
-    if columns.loss_weights and contains(path, file, LOSS_WEIGHTS):
+    if columns.loss_weights and hdf5_files.contains(path, file, LOSS_WEIGHTS):
         names[LOSS_WEIGHTS] = LOSS_WEIGHTS
     # Name and explanation of each column that a setting names.
     required = {
@@ -151,10 +132,10 @@ def _column_names(
     for role, (name, explanation) in required.items():
         if name is None:
             continue
-        if not contains(path, file, name):
+        if not hdf5_files.contains(path, file, name):
             raise InputError(
-                f"{path} has the data sets {list_names(path, file)}, expected "
-                f"{name!r}, {explanation}"
+                f"{path} has the data sets {hdf5_files.list_names(path, file)}, "
+                f"expected {name!r}, {explanation}"
             )
         names[role] = name
     return names

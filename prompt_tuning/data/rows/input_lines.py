@@ -18,14 +18,14 @@ STANDARD_INPUT = "-"
 
 
 def is_input_file(argument: str) -> bool:
-    """Returns whether an argument names a file, or standard input; else it is text."""
+    """Tests whether an argument names a file, or standard input; else it is text."""
     if argument == STANDARD_INPUT:
         return True
     return text_suffix(Path(argument)) is not None or _is_plain(argument)
 
 
 def has_plain_texts(arguments: Sequence[str]) -> bool:
-    """Returns whether some inputs are texts, rather than records with keys."""
+    """Tests whether some inputs are texts, rather than records with keys."""
     return any(
         not is_input_file(argument) or argument == STANDARD_INPUT or _is_plain(argument)
         for argument in arguments
@@ -39,15 +39,7 @@ def read_inputs(
 
     An argument is a file of records (see `text_records`) or a glob of such files, a
     text file with an input on each line, `-` for standard input as jsonl or text, or
-    else an input itself. Empty lines are skipped.
-
-    Args:
-      arguments: names of files, and texts.
-      key: key under which plain texts are returned.
-      read_standard_input: returns the content of `-`.
-
-    Raises:
-      InputError: if a file is missing, cannot be read, or has no input.
+    else an input itself. Plain texts get the `key`. Empty lines are skipped.
     """
     lines: list[JsonLine] = []
     texts: list[str] = []
@@ -64,11 +56,7 @@ def read_inputs(
 
 
 def lines_of(inputs: Sequence[str | Mapping[str, Any]], key: str) -> list[JsonLine]:
-    """Returns inputs that Python passes as lines.
-
-    Raises:
-      InputError: for one that is neither a text nor a mapping.
-    """
+    """Returns inputs that Python passes, texts or mappings, as lines."""
     lines = []
     for number, item in enumerate(inputs, start=1):
         if isinstance(item, str):
@@ -104,7 +92,6 @@ def _read_file(
 
 
 def _is_plain(name: str) -> bool:
-    """Returns whether a file has an input on each line."""
     return content_suffix(Path(name)) == TEXT_SUFFIX
 
 
@@ -113,11 +100,6 @@ def _name(argument: str) -> Path:
 
 
 def _text_lines(stream: io.BufferedIOBase, path: Path, key: str) -> Iterator[JsonLine]:
-    """Yields the lines of a text, without empty ones.
-
-    Raises:
-      InputError: at a line that is too long or not UTF-8.
-    """
     for number, location, line in numbered_lines(stream, path):
         content = line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line
         text = decode_text(content, location).rstrip("\r\n")

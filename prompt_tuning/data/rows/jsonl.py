@@ -45,8 +45,8 @@ class JsonLine:
       path: path of the file.
       number: number of the line, from 1.
       content: the object.
-      unit: kind of the object within the file, which `number` counts.
-      typed: whether values have types; if not, as in a table, all are texts.
+      unit: name of what `number` counts, for messages.
+      typed: whether values have types; in a table all are texts.
     """
 
     path: Path
@@ -62,11 +62,7 @@ class JsonLine:
 
     @contextlib.contextmanager
     def locating_errors(self) -> Iterator[None]:
-        """Adds the location to the messages of errors within the block.
-
-        Raises:
-          InputError: if the block raises it.
-        """
+        """Adds the location to the messages of errors within the block."""
         try:
             yield
         except InputError as error:
@@ -75,11 +71,7 @@ class JsonLine:
             raise InputError(f"{self.location}: {error}") from error
 
     def value(self, key: str, setting: str) -> Any:
-        """Returns the value of a key.
-
-        Raises:
-          InputError: if the line does not have the key.
-        """
+        """Returns the value of a key, which `setting` names."""
         if key not in self.content:
             keys = shown(sorted(self.content))
             option = setting
@@ -95,22 +87,14 @@ class JsonLine:
         return self.content[key]
 
     def scalar(self, key: str, setting: str) -> Any:
-        """Returns the value of a key, or the number that a table's cell contains.
-
-        Raises:
-          InputError: as in `value`.
-        """
+        """Returns the value of a key, or the number that a table's cell contains."""
         value = self.value(key, setting)
         if self.typed or not isinstance(value, str) or not _NUMBER.fullmatch(value):
             return value
         return int(value) if value.lstrip("-").isdigit() else float(value)
 
     def text(self, key: str, setting: str) -> str:
-        """Returns the string value of a key, or a whole number as text; see `value`.
-
-        Raises:
-          InputError: if the line does not have the key, or its value is neither.
-        """
+        """Returns the string value of a key, or a whole number as text; see `value`."""
         value = self.value(key, setting)
         if type(value) is int:
             # A label, such as 1; a table has it as text.
@@ -132,39 +116,25 @@ class RowEncoder(Protocol):
         ...
 
     def has_completion(self, line: JsonLine) -> bool:
-        """Returns whether a line has something to learn besides the end of a text.
-
-        Raises:
-          InputError: if the line lacks a key, or a value is of another type.
-        """
+        """Tests whether a line has something to learn, apart from the end of a text."""
         ...
 
     def rows(self, lines: Sequence[JsonLine], add_eos: bool) -> list[list[TypedRow]]:
-        """Encodes each line as one row, or as several.
+        """Encodes the lines of a file as one or more rows each, perhaps with EOS.
 
-        Args:
-          lines: some lines of a file.
-          add_eos: whether to append EOS to each row.
-
-        Raises:
-          InputError: at the first line that lacks a key, or cannot be encoded; the
-            message gives its location.
+        The message about a line that cannot be encoded gives its location.
         """
         ...
 
 
 def read_lines(path: Path) -> Iterator[JsonLine]:
-    """Yields the lines of a file, without empty ones.
-
-    Raises:
-      InputError: at a line that is not a JSON object.
-    """
+    """Yields the lines of a file, without empty ones."""
     with open_content(path) as stream:
         yield from parse_lines(stream, path)
 
 
 def parse_lines(stream: io.BufferedIOBase, path: Path) -> Iterator[JsonLine]:
-    """Yields the lines of a stream that are not empty; see `read_lines`."""
+    """Yields the lines of a stream, without empty ones."""
     for number, location, line in numbered_lines(stream, path):
         yield JsonLine(path, number, _parse_object(location, line))
 
@@ -172,11 +142,7 @@ def parse_lines(stream: io.BufferedIOBase, path: Path) -> Iterator[JsonLine]:
 def numbered_lines(
     stream: io.BufferedIOBase, path: Path
 ) -> Iterator[tuple[int, str, bytes]]:
-    """Yields the number, location and content of each line, without empty ones.
-
-    Raises:
-      InputError: at a line that is too long.
-    """
+    """Yields number, location and content of the lines, without empty ones."""
     lines = iter(lambda: stream.readline(MAXIMUM_LINE + 1), b"")
     for number, line in enumerate(lines, start=1):
         location = f"{path}, line {number}"
@@ -210,8 +176,7 @@ class LineEncoder:
       joiner: text inserted before a completion that follows a prompt.
       encode_pair: encodes both: `continued_pair` for one text in two parts, or
         `separate_pair` for two texts.
-      template: template of the prompt, which replaces `prompt_key` and `encode_pair`;
-        None for no template.
+      template: template of the prompt, in place of `prompt_key` and `encode_pair`.
       elsewhere: other keys of a line that are read elsewhere, e.g. its weight.
     """
 
@@ -225,16 +190,12 @@ class LineEncoder:
 
     @property
     def own_keys(self) -> frozenset[str]:
-        """The keys of a line that are read."""
+        """The keys that are read in a line."""
         own = {self.completion_key, self.prompt_key or self.completion_key}
         return self.elsewhere | own
 
     def __call__(self, line: JsonLine) -> tuple[list[int], list[int]]:
-        """Returns the ids of the prompt and of the completion of a line.
-
-        Raises:
-          InputError: if the line lacks a key, or its text cannot be encoded.
-        """
+        """Returns the ids of the prompt and of the completion of a line."""
         if self.template is not None:
             keys = self.template.template.keys
             texts = {key: line.text(key, "DataSource.template") for key in keys}
@@ -246,11 +207,7 @@ class LineEncoder:
         return self.encode_pair(self.tokenizer, prompt, joiner + completion)
 
     def texts(self, line: JsonLine) -> tuple[str, str]:
-        """Returns the prompt and the completion of a line.
-
-        Raises:
-          InputError: if the line lacks a key, or a value is not a text.
-        """
+        """Returns the prompt and the completion of a line."""
         key = self.prompt_key
         prompt = "" if key is None else line.text(key, "DataSource.prompt_key")
         return prompt, self._completion(line)
@@ -288,7 +245,6 @@ class AlpacaEncoder(LineEncoder):
 def _pair_row(
     tokenizer: Tokenizer, prompt: list[int], completion: list[int], add_eos: bool
 ) -> TypedRow:
-    """Returns the ids and types of a row."""
     begin = encode_prompt(tokenizer, "")
     end = [tokenizer.eos_id] if add_eos else []
     types = [PROMPT] * (len(begin) + len(prompt))

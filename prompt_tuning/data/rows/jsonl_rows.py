@@ -12,22 +12,11 @@ import numpy as np
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.setting_hints import NUMBER, how_to_set
 from prompt_tuning.core.token_weights import PADDING
+from prompt_tuning.data.rows import row_sources, token_columns
 from prompt_tuning.data.rows.data_files import Files, list_files
 from prompt_tuning.data.rows.jsonl import JsonLine, RowEncoder, TypedRow
-from prompt_tuning.data.rows.row_sources import (
-    Repetition,
-    Row,
-    RowBlock,
-    rows_per_block,
-)
 from prompt_tuning.data.rows.tasks import Tasks
 from prompt_tuning.data.rows.text_records import read_records
-from prompt_tuning.data.rows.token_columns import (
-    ClassBalance,
-    TokenColumns,
-    TokenValues,
-    combine_columns,
-)
 
 RecordEdit = Callable[[Mapping[str, Any]], dict[str, Any]]
 """Returns a record as it is to be encoded."""
@@ -45,20 +34,16 @@ class JsonlRows:
     left out, as `prepare` leaves them out, because only EOS would be learned.
 
     Attributes:
-      records: number of each row's record, counted through all files.
+      records: numbers of the rows' records, counted through all files.
       without_completion: see `RowSource`.
 
     Args:
-      files: one file or several.
+      files: path of one file, or a list.
       encoder: encodes lines.
-      add_eos: whether to append EOS to each row.
-      tasks: how lines select their prompts; None if there is only one prompt.
-      columns: further keys to read; none by default.
-      edit: changes the records before they are encoded; None for none.
-
-    Raises:
-      InputError: if a file is missing or empty, a line is not an object with the
-        keys and types of values expected, or every completion of a file is empty.
+      add_eos: whether to append EOS to every row.
+      tasks: how lines select their prompts; None for one prompt.
+      columns: more keys to read; none by default.
+      edit: changes the records before they are encoded.
     """
 
     def __init__(
@@ -68,7 +53,7 @@ class JsonlRows:
         *,
         add_eos: bool = True,
         tasks: Tasks | None = None,
-        columns: TokenColumns | None = None,
+        columns: token_columns.TokenColumns | None = None,
         edit: RecordEdit | None = None,
     ):
         if add_eos and encoder.tokenizer.eos_id is None:
@@ -78,7 +63,7 @@ class JsonlRows:
                 f"{how_to_set('Pretrained.eos_id', NUMBER)}, "
                 f"or end rows without one by {how_to_set('DataSource.add_eos', False)}"
             )
-        columns = columns or TokenColumns()
+        columns = columns or token_columns.TokenColumns()
         self._column_names = tuple(columns.columns)
         self._rows: list[TypedRow] = []
         self._locations: list[tuple[Path, str]] = []
@@ -116,18 +101,20 @@ class JsonlRows:
         self._balance_classes()
 
     @property
-    def repetition(self) -> Repetition:
+    def repetition(self) -> row_sources.Repetition:
         """See `RowSource`."""
         records = np.array(self.records)
         lengths = np.array([len(ids) for ids, _ in self._rows])
         _, first, counts = np.unique(records, return_index=True, return_counts=True)
         repeated = lengths.sum() - np.maximum.reduceat(lengths, first).sum()
         several = counts[counts > 1]
-        return Repetition(len(several), int(several.sum()), int(repeated))
+        return row_sources.Repetition(len(several), int(several.sum()), int(repeated))
 
     def _balance_classes(self) -> None:
-        """Replaces the class of each line by the weight of the class."""
-        balance = ClassBalance(Counter(row.get("balance", 0) for row in self._columns))
+        """Replaces the class of every line by the weight of the class."""
+        balance = token_columns.ClassBalance(
+            Counter(row.get("balance", 0) for row in self._columns)
+        )
         for row in self._columns:
             if "balance" in row:
                 row["balance"] = balance[row["balance"]]
@@ -135,20 +122,20 @@ class JsonlRows:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def __getitem__(self, number: int) -> Row:
+    def __getitem__(self, number: int) -> row_sources.Row:
         """Returns one row."""
         return self.read(number, slice(None))
 
-    def read(self, number: int, tokens: slice) -> Row:
+    def read(self, number: int, tokens: slice) -> row_sources.Row:
         """Returns some of the tokens of a row."""
         ids, types = (array[tokens] for array in self._rows[number])
         values = self._values(slice(number, number + 1), len(ids))
-        return Row(ids, types, values.map(lambda values: values[0]))
+        return row_sources.Row(ids, types, values.map(lambda values: values[0]))
 
-    def blocks(self) -> Iterator[RowBlock]:
+    def blocks(self) -> Iterator[row_sources.RowBlock]:
         """Yields all rows in order, many at a time."""
         longest = max(len(ids) for ids, _ in self._rows)
-        count = rows_per_block(longest)
+        count = row_sources.rows_per_block(longest)
         for start in range(0, len(self), count):
             rows = self._rows[start : start + count]
             shape = len(rows), max(len(ids) for ids, _ in rows)
@@ -163,16 +150,18 @@ class JsonlRows:
                 prompt_ids = np.array(self._prompt_ids[start:stop], np.int64)
             values = self._values(slice(start, start + len(rows)), shape[1])
             lengths = np.array([len(ids) for ids, _ in rows], np.int64)
-            yield RowBlock(start, input_ids, token_types, prompt_ids, values, lengths)
+            yield row_sources.RowBlock(
+                start, input_ids, token_types, prompt_ids, values, lengths
+            )
 
-    def _values(self, rows: slice, length: int) -> TokenValues:
-        """Returns the weights and columns of some rows, for each of their tokens."""
+    def _values(self, rows: slice, length: int) -> token_columns.TokenValues:
+        """Returns the weights and columns of some rows, for all of their tokens."""
         selected = self._columns[rows]
         factors = {
             name: np.array([row[name] for row in selected]) for name in selected[0]
         }
         columns = {name: factors.pop(name) for name in self._column_names}
-        return combine_columns((len(selected), length), factors, columns)
+        return token_columns.combine_columns((len(selected), length), factors, columns)
 
     def describe(self, number: int) -> str:
         """Returns the location of a row, for messages."""
@@ -181,11 +170,7 @@ class JsonlRows:
 
 
 def edited_records(path: Path, edit: RecordEdit | None) -> Iterator[JsonLine]:
-    """Yields the records of a file as they are to be encoded.
-
-    Raises:
-      InputError: if one cannot be read; the message gives its location.
-    """
+    """Yields the records of a file as they are to be encoded."""
     for record in read_records(path):
         if edit is not None:
             with record.locating_errors():
@@ -195,7 +180,6 @@ def edited_records(path: Path, edit: RecordEdit | None) -> Iterator[JsonLine]:
 
 
 def _places(line: JsonLine, count: int) -> list[str]:
-    """Returns the place of each row of a line, for messages."""
     place = f"{line.unit} {line.number}"
     if count == 1:
         return [place]

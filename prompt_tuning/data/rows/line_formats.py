@@ -11,15 +11,11 @@ from prompt_tuning.core.setting_hints import NUMBER, how_to_set
 from prompt_tuning.data.rows.conversation_rows import ConversationEncoder
 from prompt_tuning.data.rows.jsonl import AlpacaEncoder, LineEncoder, RowEncoder
 from prompt_tuning.data.rows.text_records import read_records
+from prompt_tuning.data.text import conversations
 from prompt_tuning.data.text.chat_templates import (
     ChatTemplate,
     chat_template_of,
     has_chat_template,
-)
-from prompt_tuning.data.text.conversations import (
-    RecordFormatName,
-    has_prompt_messages,
-    recognize_format,
 )
 from prompt_tuning.data.text.learned_conversations import LearnedConversations
 from prompt_tuning.data.text.tokenizers import Tokenizer, continued_pair
@@ -37,8 +33,7 @@ class FormatChoice:
         tokenizer's own.
       chat_date: ISO date for a template that uses the current date.
       chat_template_kwargs: variables of the template, e.g. `enable_thinking`.
-      turns: whether the answers of a conversation are learned in one example; see
-        `LearnedConversations`.
+      turns: see `LearnedConversations`.
     """
 
     format: LineFormat = "auto"
@@ -50,7 +45,7 @@ class FormatChoice:
 
     @classmethod
     def of(cls, settings: Any) -> "FormatChoice":
-        """Returns the choice in settings whose fields have the same names."""
+        """Returns the choice in settings with fields of the same names."""
         names = [field.name for field in dataclasses.fields(cls)]
         return cls(**{name: getattr(settings, name) for name in names})
 
@@ -61,11 +56,7 @@ class FormatChoice:
 
     @property
     def date(self) -> datetime.date | None:
-        """`chat_date`, parsed.
-
-        Raises:
-          InputError: if it is not a date.
-        """
+        """`chat_date`, parsed."""
         if self.chat_date is None:
             return None
         try:
@@ -85,11 +76,7 @@ class FormatChoice:
 
 
 def first_record(path: Path) -> Mapping[str, Any]:
-    """Returns the first record of a file; an empty one if there is none.
-
-    Raises:
-      InputError: if it cannot be read.
-    """
+    """Returns the first record of a file, or an empty one."""
     for line in read_records(path):
         return line.content
     return {}
@@ -100,20 +87,15 @@ def format_of(
     format: LineFormat,
     prompt_key: str | None,
     completion_key: str,
-) -> tuple[RecordFormatName, bool]:
+) -> tuple[conversations.RecordFormatName, bool]:
     """Returns the format of a file's records, and whether they are chat messages.
 
-    Pairs are if their prompts are lists of messages.
-
-    Args:
-      record: the first one.
-      format: the format, or "auto" to recognize it.
-      prompt_key: key of the prompt of pairs.
-      completion_key: key of the completion of pairs.
+    `record` is the first one. Pairs are chat messages if their prompts are lists of
+    messages. The keys are those of pairs.
     """
     if format == "auto":
-        format = recognize_format(record, completion_key)
-    has_messages = has_prompt_messages(record, prompt_key)
+        format = conversations.recognize_format(record, completion_key)
+    has_messages = conversations.has_prompt_messages(record, prompt_key)
     return format, has_messages if format == "pairs" else format != "alpaca"
 
 
@@ -127,9 +109,6 @@ def choose_encoder(
       record: its first record.
       choice: how lines become conversations.
       pairs: encoder of pairs, which is returned if the lines are pairs.
-
-    Raises:
-      InputError: if the lines need a chat template and there is none.
     """
     if pairs.template is not None:
         if choice != FormatChoice():
@@ -162,11 +141,6 @@ def choose_encoder(
 def _open_template(
     path: Path, choice: FormatChoice, pairs: LineEncoder
 ) -> ChatTemplate:
-    """Returns the chat template.
-
-    Raises:
-      InputError: if there is none, or other settings contradict it.
-    """
     if pairs.joiner:
         raise InputError(
             f"DataSource.joiner is {shown(pairs.joiner)}, but {path} contains "

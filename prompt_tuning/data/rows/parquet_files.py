@@ -33,9 +33,7 @@ EXPANDED_BATCH = 2**30
 def read_parquet(path: Path) -> Iterator[JsonLine]:
     """Yields the rows of a parquet file; columns of binary data are left out.
 
-    Raises:
-      InputError: if pyarrow is not installed, or the file cannot be read or exceeds the
-        limits of this module.
+    It needs pyarrow, and the file must be within the limits of this module.
     """
     parquet = _import_parquet(path)
     number = 0
@@ -62,8 +60,7 @@ def read_parquet(path: Path) -> Iterator[JsonLine]:
 def drop_nulls(value: Any) -> Any:
     """Drops the keys of objects that hold None.
 
-    Arrow gives all objects of a column the same keys, and so adds keys with None to
-    those that lack some.
+    Arrow gives all objects of a column the same keys, with None for missing ones.
     """
     if isinstance(value, dict):
         return {name: drop_nulls(x) for name, x in value.items() if x is not None}
@@ -107,7 +104,7 @@ def _check_sizes(path: Path, file: Any) -> None:
 
 
 def _longest_column(metadata: Any) -> int:
-    """Returns the largest number of values of a column, members of lists included."""
+    """Returns the most values of a column, with the members of lists."""
     if not 0 <= metadata.num_columns <= MAXIMUM_COLUMNS:
         return 0  # refused for their number
     groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
@@ -135,11 +132,7 @@ def _batch_rows(metadata: Any) -> int:
 
 @contextlib.contextmanager
 def _reporting_damage(path: Path) -> Iterator[None]:
-    """Reports errors of the parquet library within the block as a damaged file.
-
-    Raises:
-      InputError: for any error within the block.
-    """
+    """Reports errors of the parquet library within the block as a damaged file."""
     try:
         yield
     except (InputError, GeneratorExit):

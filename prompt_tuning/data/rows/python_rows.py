@@ -1,6 +1,6 @@
-"""Rows given from Python, written to a JSON lines file that a run reads like any other.
+"""Rows from Python, written to a JSON lines file that a run reads like any other.
 
-The file is part of the run: it is what `evaluate` and a resumed run read again.
+The file is part of the run: `evaluate` and a resumed run read it again.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from prompt_tuning.data.rows.python_tables import table_rows
 
 
 def is_files(data: Any) -> bool:
-    """Returns whether data is a path or a list of paths."""
+    """Tests whether data is a path or a list of paths."""
     if isinstance(data, str | Path):
         return True
     listed = isinstance(data, Sequence) and len(data) > 0
@@ -30,12 +30,11 @@ def is_files(data: Any) -> bool:
 def data_files(data: Any, source: Any) -> Iterator[list[str]]:
     """Yields held-out data as file names; rows in memory are written to a file.
 
-    Args:
-      data: paths, or rows; see `write_rows`. Of its splits, the held-out one.
-      source: `DataSource` with the keys of rows.
+    Messages about a row, also those of the block, name the argument `data`.
 
-    Raises:
-      InputError: also by the block, for a row; the message names the argument `data`.
+    Args:
+      data: paths, or rows; see `write_rows`. Only the held-out one of its splits.
+      source: `DataSource` with the keys of rows.
     """
     data = split_of(data, "data", held_out=True)
     if is_files(data):
@@ -50,14 +49,7 @@ def data_files(data: Any, source: Any) -> Iterator[list[str]]:
 
 @contextlib.contextmanager
 def naming_rows(arguments: Mapping[str, str]) -> Iterator[None]:
-    """Replaces files of rows in the messages of errors within the block.
-
-    Args:
-      arguments: argument that each file was written from.
-
-    Raises:
-      InputError: as the block, with the argument and the number of the row.
-    """
+    """Names `arguments` and rows in the block's messages, instead of their files."""
     try:
         yield
     except InputError as error:
@@ -74,21 +66,15 @@ def naming_rows(arguments: Mapping[str, str]) -> Iterator[None]:
 
 
 def has_held_out(data: Any) -> bool:
-    """Returns whether data has splits, one for development."""
+    """Tests whether data has splits, one of them for development."""
     return _is_splits(data) and "dev" in _by_split(data)
 
 
 def split_of(data: Any, argument: str, *, held_out: bool) -> Any:
     """Returns one split of data with splits, e.g. a `datasets.DatasetDict`.
 
-    Args:
-      data: splits by name, or data without splits, which is returned as it is.
-      argument: name of the argument, for the message.
-      held_out: whether the development or test split is returned, or else the training
-        split.
-
-    Raises:
-      InputError: if there is no such split.
+    Data without splits is returned as it is. With `held_out` this is the development or
+    test split, or else the training split.
     """
     if not _is_splits(data):
         return data
@@ -127,16 +113,12 @@ def write_rows(
 
     Args:
       data: pairs `(prompt, completion)`, mappings such as the rows of a
-        `datasets.Dataset`, whose keys with None that Arrow adds are left out, or a
-        table; see `table_rows`.
-      file: file to write.
+        `datasets.Dataset` (without the keys with None that Arrow adds), or a table; see
+        `table_rows`.
+      file: file to write; one that holds other rows is refused.
       prompt_key: key of the first of a pair; None if completions are given alone.
       completion_key: key of the second.
       argument: name of the argument, for messages.
-
-    Raises:
-      InputError: for a row of another kind, no row at all, or a file that holds other
-        rows.
     """
     rows = table_rows(data, argument)
     if not isinstance(rows, Iterable):
@@ -168,7 +150,6 @@ def write_rows(
 
 
 def _is_of_arrow(data: Any) -> bool:
-    """Returns whether the rows of data come from Arrow's tables."""
     return type(data).__module__.partition(".")[0] in ("datasets", "pyarrow")
 
 
@@ -210,13 +191,12 @@ def _row(
 
 
 def _is_missing(value: Any) -> bool:
-    """Returns whether a value is what tables have in empty cells, such as NaN."""
+    """Tests whether a value is what tables have in empty cells, such as NaN."""
     is_nan = isinstance(value, float) and value != value
     return value is None or is_nan or type(value).__name__ in ("NAType", "NaTType")
 
 
 def _plain(value: Any) -> Any:
-    """Turns NumPy scalars and arrays into plain numbers and lists."""
     return value.tolist() if hasattr(value, "tolist") else value
 
 

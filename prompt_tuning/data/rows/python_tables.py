@@ -1,6 +1,6 @@
-"""Tables given from Python: their rows, whatever library they are of.
+"""Tables given from Python: their rows, whichever library made them.
 
-The libraries are recognized by their methods, so that none has to be installed.
+The libraries are recognized by their methods, so none has to be installed.
 """
 
 from collections.abc import Mapping
@@ -12,13 +12,8 @@ from prompt_tuning.core.errors import InputError, shown
 def table_rows(data: Any, argument: str) -> Any:
     """Returns the rows of a table; other data is returned as it is.
 
-    Args:
-      data: a data frame of pandas or polars, a table of Arrow, a mapping of columns by
-        name, or an array of pairs, `[n, 2]`.
-      argument: name of the argument, for messages.
-
-    Raises:
-      InputError: if columns differ in length, or an array has other axes.
+    A table is a data frame of pandas or polars, a table of Arrow, a mapping of columns
+    by name, or an array of pairs, `[n, 2]`.
     """
     if hasattr(data, "to_dicts") and hasattr(data, "columns"):  # polars
         return data.to_dicts()
@@ -39,7 +34,7 @@ def table_rows(data: Any, argument: str) -> Any:
 
 
 def is_columns(data: Any) -> bool:
-    """Returns whether data is a mapping of columns, rather than one row."""
+    """Tests whether data is a mapping of columns, rather than one row."""
     return (
         isinstance(data, Mapping) and bool(data) and all(map(_is_column, data.values()))
     )

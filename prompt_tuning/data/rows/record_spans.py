@@ -35,8 +35,14 @@ class _Line(NamedTuple):
     content: bytes
 
 
+def ignore(content: object) -> None:
+    """Ignores bytes that nothing counts."""
+
+
 def find_spans(
-    path: Path, delimiter: bytes | None, consume: Callable[[bytes], None]
+    path: Path,
+    delimiter: bytes | None,
+    consume: Callable[[bytes], object] = ignore,
 ) -> Iterator[RecordSpan]:
     """Yields the span of every record of a file; blank lines are not records.
 
@@ -47,7 +53,7 @@ def find_spans(
     Args:
       path: path of the file.
       delimiter: delimiter of a table's cells if they may be quoted; else None.
-      consume: receives all bytes of the file in order.
+      consume: receives all bytes of the file in order, e.g. for a checksum.
     """
     with path.open("rb") as file:
         lines = _LineReader(file, consume)
@@ -61,7 +67,7 @@ def find_spans(
 
 
 def _quoted_end(lines: "_LineReader", first: _Line, delimiter: bytes) -> int | None:
-    """Returns the end of the line that closes an open quote; None if there is none."""
+    """Returns the end of the line that closes an open quote, or None."""
     end = first.end
     while end - first.start <= MAXIMUM_RECORD and (line := lines.read()):
         end = line.end
@@ -100,22 +106,17 @@ def leaves_quote_open(line: bytes, delimiter: bytes, opened: bool = False) -> bo
 class _LineReader:
     """Reads the lines of a file and can go back.
 
-    Attributes:
-      file: the open file.
-      consume: receives every byte once, even if it is read again.
-      number: number of the last line read.
-      at: offset of the next line.
-      consumed: number of bytes passed to `consume`.
+    `consume` receives every byte once, even if it is read again: `consumed` counts
+    them, and `at` is the offset of the next line.
     """
 
     file: BinaryIO
-    consume: Callable[[bytes], None]
+    consume: Callable[[bytes], object]
     number: int = 0
     at: int = 0
     consumed: int = 0
 
     def read(self) -> _Line | None:
-        """Reads the next line; None at the end."""
         start, content = self.at, self._read_part(MAXIMUM_RECORD + 1)
         if not content:
             return None
@@ -129,13 +130,11 @@ class _LineReader:
         return _Line(self.number, start, self.at, content)
 
     def back_to(self, line: _Line) -> int:
-        """Goes back to the end of a line; returns its offset."""
         self.number, self.at = line.number, line.end
         self.file.seek(self.at)
         return self.at
 
     def _read_part(self, size: int) -> bytes:
-        """Reads up to the end of the line, but at most `size` bytes."""
         content = self.file.readline(size)
         self.at += len(content)
         if self.at > self.consumed:

@@ -1,5 +1,6 @@
 """Rows of token ids, and the interface of the files that they are read from."""
 
+import operator
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -40,10 +41,10 @@ class RowBlock(NamedTuple):
       input_ids: token ids, `[c, n]`.
       token_types: types, `[c, n]`, or None. Shorter rows are filled with type 2; only
         rows with types differ in length.
-      prompt_ids: index of each row's prompt, `[c]`; None if the data has no column for
-        it.
+      prompt_ids: indices of the rows' prompts, `[c]`; None if the data has no column
+        for it.
       values: weights and other numbers of the tokens, `[c, n]`; already checked.
-      lengths: length of each row, `[c]`; None if all have `n` tokens.
+      lengths: lengths of the rows, `[c]`; None if all have `n` tokens.
     """
 
     start: int
@@ -53,19 +54,26 @@ class RowBlock(NamedTuple):
     values: TokenValues = TokenValues()
     lengths: Int64[np.ndarray, "c"] | None = None
 
+    def read(self, number: int, tokens: slice) -> Row:
+        """Returns some of the tokens of row `number` of the source."""
+        place = number - self.start, tokens
+        types = None if self.token_types is None else self.token_types[place]
+        return Row(
+            self.input_ids[place].astype(np.int32),
+            None if types is None else types.astype(np.int32),
+            self.values.map(operator.itemgetter(place)),
+        )
+
 
 BlockWeights = Callable[[RowBlock], Float32[np.ndarray, "c n"]]
 """Returns the loss weights of a block's tokens, before classes are balanced."""
 
 
 class Repetition(NamedTuple):
-    """Conversations whose answers are learned in examples of their own.
+    """Conversations where each answer is learned in a separate example.
 
-    Attributes:
-      conversations: number of the conversations.
-      examples: number of their examples.
-      tokens: number of tokens that are read more than once: those of all examples of a
-        conversation but the longest.
+    `tokens` are read more than once: they are in examples other than a conversation's
+    longest.
     """
 
     conversations: int = 0
@@ -85,15 +93,15 @@ class RowSource(Protocol):
     """Rows that can be read in any order, by several threads.
 
     Attributes:
-      without_completion: number of records that are left out because their completion
-        is empty, or because no answer of a conversation is learned.
+      without_completion: number of records left out because their completion is empty,
+        or because no answer of a conversation is learned.
     """
 
     without_completion: int
 
     @property
     def repetition(self) -> Repetition:
-        """What is read more than once."""
+        """The conversations that are read more than once."""
         ...
 
     def __len__(self) -> int: ...

@@ -18,15 +18,14 @@ PROMPT_IDS = "prompt_ids"
 
 @dataclasses.dataclass(frozen=True)
 class TaskToken:
-    """A token at the start of each example that selects its task.
+    """A token at the start of every example that selects its task.
 
     The token is removed when the example is read; lengths and weights do not include
     it. Its id is either the task or a sentinel: id `sentinel_end - 1` selects task 0,
     the id before it task 1, and so on (`<extra_id_0>` of T5 is 32,099).
 
     Attributes:
-      sentinel_end: one more than the id of the first sentinel; None if the ids are the
-        tasks.
+      sentinel_end: one more than the id of the first sentinel; None if ids are tasks.
       position: position of the token: 1 if the tokenizer puts BOS before every text,
         else 0.
     """
@@ -44,11 +43,7 @@ class TaskToken:
     def split(
         self, ids: Integer[np.ndarray, "*rows n"]
     ) -> tuple[Int64[np.ndarray, "*rows"], Integer[np.ndarray, "*rows _"]]:
-        """Returns the task of each row, and the rows without the token.
-
-        Raises:
-          InputError: if the rows are too short to contain the token.
-        """
+        """Returns the tasks of rows, and the rows without the token."""
         if ids.shape[-1] <= self.position:
             raise InputError(
                 f"{ids.shape[-1]} tokens, but token {self.position} should be the task "
@@ -57,25 +52,20 @@ class TaskToken:
         return self.decode(ids[..., self.position]), self.remove(ids)
 
     def remove(self, values: Integer[np.ndarray, "*rows n"]) -> np.ndarray:
-        """Removes the task token's entry from values of each token."""
+        """Removes the task token's entry from values of the tokens."""
         return np.delete(values, self.position, axis=-1)
 
 
 @dataclasses.dataclass(frozen=True)
 class Tasks:
-    """How each example selects its prompt.
+    """How each example selects its prompt: by a `key` or by a `token`.
 
     Attributes:
       count: `N`, number of prompts.
       key: jsonl key or HDF5 data set `[rows]` of the task; None if `token` is set.
-      names: names of the tasks in order, if lines contain names; None if they contain
-        numbers.
-      token: task token at the start of each example; None if `key` is set.
+      names: names of the tasks in order, if lines contain names; None for numbers.
+      token: task token at the start of every example; None if `key` is set.
       aliases: tasks by their other names.
-
-    Raises:
-      InputError: unless exactly one of `key` and `token` is set, or if the names are
-        not `count` different ones, or an alias is a name or stands for none.
     """
 
     count: int
@@ -126,11 +116,7 @@ class Tasks:
         return self.parse(read(self.key, "DataSource.prompt_id_key"), line.location)
 
     def parse(self, value: Any, location: str) -> int:
-        """Returns the task that a jsonl value selects, without checking its range.
-
-        Raises:
-          InputError: if the value is neither a known name nor an integer.
-        """
+        """Returns the task that a jsonl value selects, without checking its range."""
         name = self._without_alias(value)
         if self.names is not None and name in self.names:
             return list(self.names).index(name)

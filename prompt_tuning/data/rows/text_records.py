@@ -7,19 +7,7 @@ from typing import Any
 
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.typed_json import MAXIMUM_BYTES, NAMES, parse_json
-from prompt_tuning.data.rows.compressed_files import (
-    content_suffix,
-    open_content,
-    plain_file,
-)
-from prompt_tuning.data.rows.csv_rows import (
-    DELIMITERS,
-    check_encoding,
-    find_delimiter,
-    parse_row,
-    read_header,
-    read_record,
-)
+from prompt_tuning.data.rows import compressed_files, csv_rows
 from prompt_tuning.data.rows.jsonl import MAXIMUM_LINE, JsonLine, read_lines
 from prompt_tuning.data.rows.parquet_files import read_parquet
 from prompt_tuning.data.rows.record_spans import find_spans
@@ -33,48 +21,46 @@ def read_records(path: Path, quotes: bool = True) -> Iterator[JsonLine]:
     """Yields the records of a text file; its suffix tells the kind.
 
     A byte order mark at the start is skipped.
-
-    Raises:
-      InputError: at a record that is not an object of its kind.
     """
-    suffix = content_suffix(path)
+    suffix = compressed_files.content_suffix(path)
     if suffix != ".parquet":
-        check_encoding(path)
-    if suffix in DELIMITERS:
+        csv_rows.check_encoding(path)
+    if suffix in csv_rows.DELIMITERS:
         yield from _read_table(path, quotes)
     else:
         yield from READERS[suffix](path)
 
 
 def _read_table(path: Path, quotes: bool) -> Iterator[JsonLine]:
-    """Yields the rows of a table; the first one names the keys."""
-    with plain_file(path) as plain:
-        delimiter = find_delimiter(plain, quotes)
-        header = read_header(plain, delimiter, quotes, QUOTES_HINT, path)
+    with compressed_files.plain_file(path) as plain:
+        delimiter = csv_rows.find_delimiter(plain, quotes)
+        header = csv_rows.read_header(plain, delimiter, quotes, QUOTES_HINT, path)
         quoting = delimiter.encode() if quotes else None
-        spans = find_spans(plain, quoting, lambda content: None)
+        spans = find_spans(plain, quoting)
         with plain.open("rb") as opened:
             for number, span in enumerate(spans):
                 if number == 0:
                     continue
                 location = f"{path}, line {span.line}"
-                content = read_record(opened.fileno(), span, location, MAXIMUM_LINE)
-                row = parse_row(
+                content = csv_rows.read_record(
+                    opened.fileno(), span, location, MAXIMUM_LINE
+                )
+                row = csv_rows.parse_row(
                     content, header, delimiter, quotes, location, QUOTES_HINT
                 )
                 yield JsonLine(path, span.line, row, typed=False)
 
 
 def _read_list(path: Path) -> Iterator[JsonLine]:
-    """Yields the objects of a file that is one JSON list, or one object of columns.
+    """Yields the objects of a file with one JSON list, or one object of columns.
 
     Some programs give the name `.json` to files with an object in each line.
     """
-    with open_content(path) as stream:
+    with compressed_files.open_content(path) as stream:
         if _has_objects_in_lines(stream, path):
             yield from read_lines(path)
             return
-    with open_content(path) as stream:
+    with compressed_files.open_content(path) as stream:
         text = stream.read(MAXIMUM_BYTES + 1)
     content = parse_json(text, str(path))
     if isinstance(content, dict):
@@ -109,9 +95,6 @@ def _rows_of_columns(path: Path, columns: dict[str, Any]) -> list[dict[str, Any]
     """Returns the rows of an object of columns of equal length.
 
     A column is a list, or as pandas writes it an object with the numbers of the rows.
-
-    Raises:
-      InputError: if the object has no such values.
     """
     values = list(columns.values())
     names = [x.keys() for x in values if isinstance(x, dict)]

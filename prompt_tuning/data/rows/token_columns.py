@@ -29,10 +29,10 @@ NO_COLUMNS: Mapping[str, Any] = types.MappingProxyType({})
 
 
 class TokenValues(NamedTuple):
-    """Numbers of some tokens, float32: `[n]` for one row, `[c, n]` for several.
+    """Numbers of tokens, float32: `[n]` for a row, `[c, n]` for a block.
 
     Attributes:
-      loss_weights: factor of the loss weight that each token's type gives; None for 1.
+      loss_weights: factor of the loss weight that a token's type gives; None for 1.
       columns: numbers that an objective reads, by the column's name.
     """
 
@@ -59,15 +59,12 @@ class TokenColumns:
     Attributes:
       loss_weights: whether to read the data set `loss_weights [rows, length]`, if an
         HDF5 file contains it.
-      example_weights: column of each row's weight, above 0, `[rows]`; None for 1.
-      balance: column of each row's class, `[rows]`, or in HDF5 of each token's,
-        `[rows, length]`, negative for none. Tokens of rare classes get larger weights,
-        so that all classes have the same total. None for no balancing.
-      columns: key of each column that an objective reads, by the column's name; one
-        number for each row, `[rows]`, or in HDF5 for each token.
-
-    Raises:
-      InputError: if a column has the name of one that rows use themselves.
+      example_weights: column of the rows' weights, above 0, `[rows]`; None for 1.
+      balance: column of classes, `[rows]`, or in HDF5 `[rows, length]` for tokens,
+        negative for none. Tokens of rare classes get larger weights, so that all
+        classes have the same total. None for no balancing.
+      columns: key of each column that an objective reads, by the column's name; numbers
+        `[rows]`, or in HDF5 for each token.
     """
 
     loss_weights: bool = True
@@ -85,7 +82,7 @@ class TokenColumns:
 
     @property
     def keys(self) -> dict[str, tuple[str | None, str]]:
-        """The key of each column and the setting that names it, by column name."""
+        """The key of a column and the setting that names it, by column name."""
         columns = {n: (key, column_setting(n)) for n, key in self.columns.items()}
         return {
             "example_weights": (self.example_weights, "DataSource.example_weight_key"),
@@ -93,12 +90,7 @@ class TokenColumns:
         } | columns
 
     def read_line(self, line: JsonLine) -> dict[str, Any]:
-        """Returns the values of a jsonl line, by column name.
-
-        Raises:
-          InputError: if a key is missing, a number is of another type or out of range,
-            or a class is neither a string nor an integer.
-        """
+        """Returns the values of a jsonl line, by column name."""
         values = {}
         for role, (key, setting) in self.keys.items():
             if key is None:
@@ -147,7 +139,7 @@ def check_column(
     describe_row: Callable[[int], str],
     token_types: Integer[np.ndarray, "c n"] | None = None,
 ) -> None:
-    """Checks that the values of a column are finite, and are weights if it is of them.
+    """Refuses values of a column that are not finite, and wrong weights.
 
     Args:
       role: field of `TokenColumns`, or the name of an objective's column.
@@ -155,9 +147,6 @@ def check_column(
       values: `[c]` or `[c, n]`.
       describe_row: returns the location of a row.
       token_types: types of the tokens, `[c, n]`, if the values are of tokens.
-
-    Raises:
-      InputError: at the first invalid number; the message gives its row.
     """
     expected = {
         "loss_weights": "a finite number of 0 or more",
@@ -179,7 +168,7 @@ def check_column(
 
 
 def _is_finite(values: np.ndarray) -> np.ndarray:
-    """Returns which numbers are finite in float32, the type that uses them."""
+    """Tests which numbers are finite in float32, the type that uses them."""
     try:
         with np.errstate(over="ignore"):
             return np.isfinite(values.astype(np.float32))
@@ -190,12 +179,9 @@ def _is_finite(values: np.ndarray) -> np.ndarray:
 class ClassBalance:
     """Weights of classes that give all of them the same total.
 
-    A class with `n` of `N` rows, or whose tokens have `n` of a total weight of `N`, has
-    the weight `N / (C * n)` among `C` classes; the mean over all is 1.
-
-    Args:
-      totals: number of rows or total weight of each class. Negative numbers stand for
-        no class.
+    A class with `n` of `N` rows, or tokens with `n` of a total weight of `N`, has the
+    weight `N / (C * n)` among `C` classes; the mean over all is 1. Negative numbers in
+    `totals` stand for no class.
     """
 
     def __init__(self, totals: Mapping[Any, int | float]):
@@ -208,7 +194,7 @@ class ClassBalance:
         return self._weights.get(name, 1.0)
 
     def weights(self, classes: Integer[np.ndarray, "..."]) -> np.ndarray:
-        """Returns the weight of each of an array of class numbers."""
+        """Returns the weights of an array of class numbers."""
         distinct, inverse = np.unique(classes, return_inverse=True)
         weights = np.array([self[int(number)] for number in distinct])
         return weights[inverse].reshape(classes.shape)
@@ -218,13 +204,9 @@ def class_totals(
     classes: Integer[np.ndarray, "*shape"],
     weights: Float32[np.ndarray, "*shape"] | None = None,
 ) -> dict[int, float]:
-    """Returns the total weight of each class among rows `[c]` or tokens `[c, n]`.
+    """Returns the total weight by class among rows `[c]` or tokens `[c, n]`.
 
-    Classes with a total of 0 are left out.
-
-    Args:
-      classes: class of each row or token.
-      weights: weight of each; None to count them.
+    Without weights, it counts them. Classes with a total of 0 are left out.
     """
     distinct, inverse = np.unique(classes, return_inverse=True)
     flat = np.ones(classes.size) if weights is None else weights.ravel()
@@ -238,12 +220,10 @@ def combine_columns(
     factors: Mapping[str, np.ndarray | None],
     columns: Mapping[str, np.ndarray],
 ) -> TokenValues:
-    """Combines columns of rows or of tokens into numbers for each token.
+    """Combines columns of rows or of tokens into numbers for tokens, `(c, n)`.
 
-    Args:
-      shape: number of rows and of tokens, `(c, n)`.
-      factors: columns to multiply, each `[c]` or `[c, n]`, or None.
-      columns: numbers that an objective reads, each `[c]` or `[c, n]`.
+    Columns are `[c]` or `[c, n]`; `factors` are multiplied, and an objective reads
+    `columns`.
     """
 
     def broadcast(column: np.ndarray) -> np.ndarray:

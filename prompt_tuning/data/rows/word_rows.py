@@ -1,9 +1,9 @@
-"""Rows of words that each have a tag, as of the names in a text (Tjong Kim Sang 2002).
+"""Rows of tagged words, e.g. of the names in a text (Tjong Kim Sang 2002).
 
 A record has a list of words and a list of as many tags. The first token of a word is
 learned, as in the examples of transformers. The row consists of the tokens that begin a
-text, the tokens of the words (type 0), and for each of these a number (type 1): one
-more than that of the class that it is to have, or 0 if it is not learned.
+text, the tokens of the words (type 0), and as many numbers (type 1): the class that a
+token should have plus one, or 0 if it is not learned.
 """
 
 import dataclasses
@@ -27,11 +27,8 @@ UNTAGGED = -100
 class WordEncoder:
     """Encodes records of tagged words; see `RowEncoder`.
 
-    Attributes:
-      tokenizer: encodes each word.
-      labels: names of the classes.
-      words_key: key of the words; without it, one of `WORDS`.
-      tags_key: key of the tags; without it, one of `TAGS`.
+    Without `words_key` a record has one of `WORDS`, and without `tags_key` one of
+    `TAGS`.
     """
 
     tokenizer: Tokenizer
@@ -70,7 +67,7 @@ class WordEncoder:
         return row, np.array(types, np.int32)
 
     def _tags(self, record: Mapping[str, Any]) -> list[int]:
-        """Returns one more than the class of each word; 0 for a word without one."""
+        """Returns the class of every word plus one; 0 for a word without a tag."""
         key, given = _value(record, self.tags_key, TAGS, "DataSource.completion_key")
         given = given.split() if isinstance(given, str) else given
         if not isinstance(given, list):
@@ -92,11 +89,7 @@ class WordEncoder:
 
 
 def read_words(record: Mapping[str, Any], key: str | None) -> list[str]:
-    """Returns the words of a record; a text is split at white space.
-
-    Raises:
-      InputError: if the record has none.
-    """
+    """Returns the words of a record; a text is split at white space."""
     key, given = _value(record, key, WORDS, "DataSource.prompt_key")
     given = given.split() if isinstance(given, str) else given
     if not isinstance(given, list) or not all(isinstance(x, str) for x in given):

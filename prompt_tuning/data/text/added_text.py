@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from prompt_tuning.core.utf8_text import common_beginning
 from prompt_tuning.data.text.tokenizers import Tokenizer
 
 INCOMPLETE = "\ufffd"
@@ -16,21 +17,11 @@ CHARACTER_BYTES = 4
 """Maximum number of bytes of a character, each of which may be a token."""
 
 
-def common_beginning(first: str, second: str) -> str:
-    """Returns the longest text that both begin with."""
-    length = min(len(first), len(second))
-    pairs = enumerate(zip(first[:length], second[:length], strict=True))
-    return first[: next((i for i, (a, b) in pairs if a != b), length)]
-
-
 def added_text(before: str, whole: str, complete: str | None = None) -> str:
-    """Returns what a longer text adds to one that may end within a character.
+    """Returns the text that `whole` adds to `before`, which may end within a character.
 
-    Args:
-      before: the text before.
-      whole: the text with what is added.
-      complete: `before` without a part of a character at its end, see `complete_text`;
-        None if it has none.
+    `complete` is `before` without a part of a character at its end, if it has one; see
+    `complete_text`.
 
     >>> added_text("a \ufffd", "a é b", "a ")
     'é b'
@@ -51,10 +42,10 @@ def complete_text(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
 
 
 def context_start(tokenizer: Tokenizer, ids: Sequence[int]) -> int:
-    """Returns the first token that the next ones are decoded with.
+    """Returns the first token that must be decoded with the next ones.
 
-    This is not within a character, because some libraries decode no byte of a run of
-    bytes in which one is wrong.
+    It is not within a character, because some libraries decode no byte of a run of
+    bytes if one is wrong.
     """
     latest = max(len(ids) - CONTEXT_TOKENS, 0)
     for start in range(latest, max(latest - CHARACTER_BYTES, -1), -1):

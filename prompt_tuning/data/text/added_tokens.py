@@ -1,4 +1,4 @@
-"""Tokens that are added to a vocabulary, read from the files next to a tokenizer.
+"""Tokens that files next to a tokenizer add to its vocabulary.
 
 transformers writes them into `tokenizer.json`, and earlier into `added_tokens.json`,
 `special_tokens_map.json` or the `added_tokens_decoder` of `tokenizer_config.json`.
@@ -11,11 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.typed_json import JsonObject
-from prompt_tuning.data.text.special_tokens import (
-    CONFIG_FILE,
-    MAP_FILE,
-    read_json_object,
-)
+from prompt_tuning.data.text import special_tokens
 
 if TYPE_CHECKING:
     import tokenizers
@@ -54,7 +50,7 @@ class FolderTokens:
     source: str
 
     def text(self, role: str) -> str | None:
-        """Returns the text of the token with a role; None if there is none."""
+        """Returns the text of the token with a role, or None."""
         token = self.roles.get(role)
         return None if token is None else text_of(token)
 
@@ -71,12 +67,8 @@ class FolderTokens:
 
 
 def read_folder_tokens(folder: Path) -> FolderTokens:
-    """Reads the tokens that the files of a folder define.
-
-    Raises:
-      InputError: if a file is not as expected.
-    """
-    config = _object(folder / CONFIG_FILE)
+    """Reads the tokens that the files of a folder define."""
+    config = _object(folder / special_tokens.CONFIG_FILE)
     roles, listed = _roles(config), _lists(config)
     in_map = False
     declared: dict[int, tokenizers.AddedToken] = {}
@@ -86,7 +78,7 @@ def read_folder_tokens(folder: Path) -> FolderTokens:
         for id in decoder.values:
             declared[_id(decoder, id)] = _token(decoder, id)
     else:
-        older = _object(folder / MAP_FILE)
+        older = _object(folder / special_tokens.MAP_FILE)
         roles |= _roles(older)
         in_map = not listed and LISTS[0] not in older
         listed = [*(listed or ()), *(_lists(older) or ())] if listed else _lists(older)
@@ -111,14 +103,8 @@ def add_tokens(
 ) -> None:
     """Adds tokens to a tokenizer in the order of transformers.
 
-    Args:
-      tokenizer: tokenizer to change.
-      tokens: tokens of the files.
-      further: special tokens without a role.
-      main_file: name of the file of the vocabulary, for messages.
-
-    Raises:
-      InputError: if a token gets another id than the one that its file declares.
+    `further` are special tokens without a role, and `main_file` has the vocabulary. A
+    token must get the id that its file declares.
     """
     import tokenizers
 
@@ -164,7 +150,7 @@ def text_of(token: "str | tokenizers.AddedToken") -> str:
 
 
 def _object(file: Path) -> JsonObject:
-    return JsonObject(str(file), read_json_object(file))
+    return JsonObject(str(file), special_tokens.read_json_object(file))
 
 
 def _roles(content: JsonObject) -> dict[str, Any]:
@@ -179,7 +165,7 @@ def _roles(content: JsonObject) -> dict[str, Any]:
 
 
 def _lists(content: JsonObject) -> list[Any] | None:
-    """Returns the further tokens that a file lists; None if it lists none."""
+    """Returns the tokens without a role that a file lists; None if it lists none."""
     for name in LISTS:
         if name in content and not isinstance(content.value(name), dict):
             values = {str(i): x for i, x in enumerate(content.sequence(name))}
@@ -201,7 +187,7 @@ def _entry(content: JsonObject, name: str) -> Any:
 
 
 def _whole(content: JsonObject, name: str, text: str) -> str:
-    """Returns a text without half of a surrogate pair."""
+    """Returns a text, without half of a surrogate pair."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -210,7 +196,6 @@ def _whole(content: JsonObject, name: str, text: str) -> str:
 
 
 def _token(content: JsonObject, name: str) -> "tokenizers.AddedToken":
-    """Returns the token that an object describes."""
     import tokenizers
 
     if not isinstance(content.value(name), dict):
@@ -238,7 +223,6 @@ def _id(decoder: JsonObject, id: str) -> int:
 def _read_added(
     content: JsonObject, special: set[str]
 ) -> "dict[int, tokenizers.AddedToken]":
-    """Reads `added_tokens.json`: ids by the texts of tokens."""
     import tokenizers
 
     declared: dict[int, tokenizers.AddedToken] = {}

@@ -126,7 +126,6 @@ def _expressions() -> tuple[Callable[[str], list[str]], Callable[[str], object]]
 
 
 def _ranges(inside: Sequence[bool]) -> str:
-    """Returns the characters with a true entry as ranges of a character class."""
     spans: list[str] = []
     code = 0
     for value, group in itertools.groupby(inside):

@@ -13,11 +13,7 @@ OTHER_ANSWERS = ("assistant", "gpt", "chatgpt", "model", "bot", "ai")
 def read_messages(
     content: Mapping[str, Any], key: str, location: str
 ) -> tuple[dict[str, Any], ...]:
-    """Returns the chat messages under a key of a record.
-
-    Raises:
-      InputError: if there are none, or one is not an object with a role and a content.
-    """
+    """Returns the chat messages under a key of a record: a role and a content each."""
     value = list_of_objects(content, key, location)
     for message in value:
         role = message.get("role")
@@ -40,17 +36,12 @@ def read_messages(
 
 
 def _calls_tools(message: Mapping[str, Any]) -> bool:
-    """Returns whether a message is an answer that calls tools, without a content."""
     calls = message.get("tool_calls") or message.get("function_call")
     return message.get("role") == "assistant" and bool(calls)
 
 
 def _check_parts(parts: Sequence[Any], location: str) -> None:
-    """Checks that a content in parts has parts of text only.
-
-    Raises:
-      InputError: with the first other part.
-    """
+    """Refuses a content with parts other than text."""
     for part in parts:
         kind = part.get("type") if isinstance(part, dict) else None
         if kind != "text" or not isinstance(part.get("text"), str):
@@ -64,11 +55,7 @@ def _check_parts(parts: Sequence[Any], location: str) -> None:
 def list_of_objects(
     content: Mapping[str, Any], key: str, location: str
 ) -> list[dict[str, Any]]:
-    """Returns the objects under a key of a record.
-
-    Raises:
-      InputError: if its value is not a list of at least one object.
-    """
+    """Returns the objects under a key of a record, at least one."""
     value = content.get(key)
     if (
         isinstance(value, list)

@@ -42,7 +42,7 @@ class ChatTemplate:
       date: date given to the template as the current one; None for the real one.
       tool_source: text of the template for conversations with tools; None if it is the
         same.
-      variables: variables of all conversations that do not set them themselves.
+      variables: variables of all conversations, unless they set them themselves.
     """
 
     source: str
@@ -53,11 +53,7 @@ class ChatTemplate:
     variables: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def prompt(self, record: ChatRecord, location: str) -> str:
-        """Renders a conversation up to its next answer, or what continues its last.
-
-        Raises:
-          InputError: if the template rejects the messages, or exceeds its limits.
-        """
+        """Renders a conversation up to its next answer, or what continues its last."""
         (text,) = self.render_many("prompt", [record])
         if isinstance(text, str):
             raise InputError(f"{location}: {text}")
@@ -72,7 +68,7 @@ class ChatTemplate:
     ) -> Iterator[LearnedTexts | str]:
         """Yields each conversation as texts to learn, or what is wrong with it.
 
-        Arguments are as in `TemplateRenderer.learned`.
+        For the arguments see `TemplateRenderer.learned`.
         """
         for each in self.render_many("learned", conversations, list(ends), apart):
             yield each if isinstance(each, str) else LearnedTexts(*each[0])
@@ -109,11 +105,7 @@ class ChatTemplate:
         return self.special_tokens.get("eos_token")
 
     def check(self) -> None:
-        """Compiles the template.
-
-        Raises:
-          InputError: if the template is not jinja2.
-        """
+        """Compiles the template; InputError if it is not jinja2."""
         assert self._process is not None
 
 
@@ -125,15 +117,8 @@ def chat_template_of(
 ) -> ChatTemplate:
     """Reads the chat template in the folder that a tokenizer was loaded from.
 
-    Args:
-      tokenizer: tokenizer of the model.
-      file: path of another template; None for the folder's own.
-      date: see `ChatTemplate`.
-      folder: another folder, with the template and the names of special tokens.
-
-    Raises:
-      InputError: if the template is missing or not jinja2, or the tokenizer does not
-        parse special tokens in text.
+    Another `folder` has the template and the names of special tokens; `file` is another
+    template. For the date see `ChatTemplate`.
     """
     own: Path = getattr(tokenizer, "folder", None) or Path()
     folder = own if folder is None else folder
@@ -141,22 +126,14 @@ def chat_template_of(
 
 
 def has_chat_template(tokenizer: Tokenizer) -> bool:
-    """Returns whether a tokenizer's folder contains a chat template.
-
-    Raises:
-      InputError: if its `tokenizer_config.json` cannot be read.
-    """
+    """Tests whether a tokenizer's folder contains a chat template."""
     if not isinstance(tokenizer, HuggingFaceTokenizer) or tokenizer.folder is None:
         return False
     return has_own_template(tokenizer.folder)
 
 
 def has_own_template(folder: Path) -> bool:
-    """Returns whether a folder contains a chat template.
-
-    Raises:
-      InputError: if its `tokenizer_config.json` cannot be read.
-    """
+    """Tests whether a folder contains a chat template."""
     if (folder / TEMPLATE_FILE).is_file():
         return True
     return "default" in _named_templates(folder)
@@ -165,9 +142,7 @@ def has_own_template(folder: Path) -> bool:
 def role_texts_of(tokenizer: Tokenizer, folder: Path) -> dict[str, str]:
     """Returns the texts of the special tokens by the names that chat templates use.
 
-    Args:
-      tokenizer: it may define BOS and EOS without any file that names their roles.
-      folder: folder of its settings.
+    A tokenizer may define BOS and EOS although no file in its `folder` names them.
     """
     ids = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id}
     defaults = {role: tokenizer.token(id) for role, id in ids.items() if id is not None}
@@ -180,17 +155,7 @@ def read_chat_template(
     special_tokens: Mapping[str, str],
     date: datetime.date | None = None,
 ) -> ChatTemplate:
-    """Reads the chat template of a tokenizer's folder, or another file.
-
-    Args:
-      folder: folder of the tokenizer.
-      file: path of another template; None for the folder's own.
-      special_tokens: see `ChatTemplate`.
-      date: see `ChatTemplate`.
-
-    Raises:
-      InputError: if the template is missing or not jinja2.
-    """
+    """Reads the chat template of a tokenizer's folder, or another file."""
     if file is not None and not Path(file).exists():
         raise InputError(
             f"the chat template {file}, which renders the data, is missing: put it "
@@ -208,11 +173,7 @@ def read_chat_template(
 
 
 def _folder_templates(folder: Path) -> tuple[str, dict[str, str]]:
-    """Returns the file and the texts of a folder's templates, by their names.
-
-    Raises:
-      InputError: if the folder has none.
-    """
+    """Returns the file and the texts of a folder's templates, by their names."""
     if not (folder / TEMPLATE_FILE).is_file():
         named = _named_templates(folder)
         if "default" not in named and is_gguf(folder):
@@ -236,12 +197,9 @@ def _folder_templates(folder: Path) -> tuple[str, dict[str, str]]:
 
 
 def _named_templates(folder: Path) -> dict[str, str]:
-    """Returns the templates in a folder's `tokenizer_config.json`, by their names.
+    """Returns the templates in a folder's settings or a GGUF file, by their names.
 
     Processors of images had their only one in `chat_template.json`.
-
-    Args:
-      folder: the folder, or a GGUF file, whose metadata has them.
     """
     if is_gguf(folder):
         named = read_gguf_templates(folder)

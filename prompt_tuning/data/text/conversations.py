@@ -64,9 +64,7 @@ TEMPLATE_ARGUMENTS = ("messages", "tools", "add_generation_prompt")
 def recognize_format(content: Container[str], completion_key: str) -> RecordFormatName:
     """Recognizes the format of a record by its keys; `pairs` if no other one fits.
 
-    Args:
-      content: the record, or the names of its keys.
-      completion_key: key of a pair's completion; a record that has it is a pair.
+    A record with the `completion_key` is a pair.
     """
     if completion_key in content:
         return "pairs"
@@ -82,17 +80,10 @@ def recognize_format(content: Container[str], completion_key: str) -> RecordForm
 def read_chat_messages(
     content: Mapping[str, Any], key: str, location: str, elsewhere: Collection[str] = ()
 ) -> ChatRecord:
-    """Returns the conversation of a record with chat messages.
+    """Returns the conversation of a record with chat messages under `key`.
 
-    Args:
-      content: the record.
-      key: key of the messages.
-      location: where the record comes from, for messages.
-      elsewhere: keys that something else reads.
-
-    Raises:
-      InputError: if there are none, one is not an object with a role and a content, or
-        a field of the record is not read and changes what is learned.
+    Something else reads the keys `elsewhere`. A field that nothing reads, but that
+    changes what is learned, is refused.
     """
     messages = read_messages(content, key, location)
     return _with_context(messages, content, location, [*elsewhere, key])
@@ -101,12 +92,7 @@ def read_chat_messages(
 def read_sharegpt(
     content: Mapping[str, Any], location: str, elsewhere: Collection[str] = ()
 ) -> ChatRecord:
-    """Returns the conversation of a ShareGPT record; see `read_chat_messages`.
-
-    Raises:
-      InputError: as there, or if a message is not an object with a known `from` and a
-        text as its `value`.
-    """
+    """Returns the conversation of a ShareGPT record; see `read_chat_messages`."""
     value = list_of_objects(content, CONVERSATIONS_KEY, location)
     if not all("role" in message for message in value):
         messages = [_sharegpt_message(message, location) for message in value]
@@ -123,15 +109,7 @@ def read_pair(
 ) -> ChatRecord:
     """Returns a prompt and its completion as a conversation, after its history.
 
-    Args:
-      prompt: a message of the user; "" for none.
-      completion: the answer; "" for none.
-      content: the record that they are read from.
-      location: see `read_chat_messages`.
-      elsewhere: see `read_chat_messages`.
-
-    Raises:
-      InputError: see `read_chat_messages`.
+    Either text may be empty. For the other arguments see `read_chat_messages`.
     """
     turns = [*_history(content, location), (prompt, completion)]
     messages = [message for turn in turns for message in pair_messages(*turn)]
@@ -139,12 +117,12 @@ def read_pair(
 
 
 def has_prompt_messages(content: Mapping[str, Any], prompt_key: str | None) -> bool:
-    """Returns whether the prompt of a record is a list of messages, as TRL has it."""
+    """Tests whether the prompt of a record is a list of messages, as TRL has it."""
     return has_messages(content.get(prompt_key) if prompt_key is not None else None)
 
 
 def has_messages(value: Any) -> bool:
-    """Returns whether a value is a list of messages, not a text."""
+    """Tests whether a value is a list of messages, not a text."""
     return isinstance(value, list) and all(isinstance(x, dict) for x in value)
 
 
@@ -155,12 +133,9 @@ def read_prompt_messages(
     location: str,
     elsewhere: Collection[str] = (),
 ) -> ChatRecord:
-    """Returns the conversation of a prompt and a completion that are messages.
+    """Returns the conversation of a prompt and a completion, both lists of messages.
 
-    TRL has this format. Only the completion is learned.
-
-    Raises:
-      InputError: as in `read_chat_messages`, or if the completion is not one answer.
+    TRL has this format. Only the completion, one answer, is learned.
     """
     messages = read_messages(content, prompt_key, location)
     answer = read_messages(content, completion_key, location)
@@ -186,10 +161,7 @@ def read_prompt_messages(
 def read_alpaca(content: Mapping[str, Any], location: str) -> tuple[str, str]:
     """Returns the prompt and the completion of an Alpaca task.
 
-    The prompt is the instruction, followed by the input on a new line, if there is one.
-
-    Raises:
-      InputError: if one of them is missing, or is not a text.
+    The prompt is the instruction, followed by the input on a new line, if any.
     """
     texts = {}
     for key in (INSTRUCTION_KEY, INPUT_KEY, OUTPUT_KEY):
@@ -260,11 +232,6 @@ def _with_context(
     location: str,
     elsewhere: Collection[str],
 ) -> ChatRecord:
-    """Returns messages with the system message, the tools and the template's variables.
-
-    Raises:
-      InputError: if one of them, or another field, is not as expected.
-    """
     refuse_unread(content, location, [*elsewhere, *CONTEXT_KEYS])
     messages = [*_system_message(messages, content, location), *messages]
     return ChatRecord(
@@ -278,11 +245,7 @@ def _with_context(
 def _system_message(
     messages: Sequence[Message], content: Mapping[str, Any], location: str
 ) -> list[Message]:
-    """Returns the text under `system` as a message; none if there is no such text.
-
-    Raises:
-      InputError: if it is no text, or the first message is another system message.
-    """
+    """Returns the text under `system` as a message, unless it is empty or repeated."""
     system = content.get(SYSTEM_KEY)
     if system is None or system == "":
         return []
@@ -302,11 +265,7 @@ def _system_message(
 
 
 def _history(content: Mapping[str, Any], location: str) -> list[tuple[str, str]]:
-    """Returns the earlier turns of a task: pairs of a prompt and its answer.
-
-    Raises:
-      InputError: if they are something else.
-    """
+    """Returns the earlier turns of a task: pairs of a prompt and its answer."""
     value = content.get(HISTORY_KEY) or []
     turns = parse_json(value, location) if isinstance(value, str) else value
     if not isinstance(turns, list) or not all(
@@ -343,11 +302,7 @@ def _parsed(
     form: str,
     location: str,
 ) -> Any:
-    """Returns the value of a key, which a text may have as JSON; None for none.
-
-    Raises:
-      InputError: if it is not accepted.
-    """
+    """Returns the value of a key, which a text may have as JSON, or None."""
     value = content.get(key)
     if value is None or value == "":
         return None

@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from typing import Any, NamedTuple, TypeVar
 
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.data.text.gguf_splits import LLAMA_3, QWEN_2
 
 Result = TypeVar("Result")
 
@@ -39,13 +40,7 @@ longer than encoding a short text."""
 MAXIMUM_WORD = 1_000
 """Number of characters of a word up to which WordPiece is quick."""
 
-_LLAMA_3 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-QUICK_EXPRESSIONS = frozenset(
-    {_LLAMA_3, _LLAMA_3.replace(r"\p{N}{1,3}", r"\p{N}"), r"[\s\S]"}
-)
+QUICK_EXPRESSIONS = frozenset({LLAMA_3, QWEN_2, r"[\s\S]"})
 """Expressions that match in linear time: of Llama 3, Qwen 2, and single characters."""
 
 
@@ -56,9 +51,8 @@ class TooSlowError(InputError):
 class Costs(NamedTuple):
     """Limits of encoding a text.
 
-    Attributes:
-      growth: number of characters that replacements may write for one.
-      is_quick: whether the time is known to be proportional to a text's length.
+    Replacements write up to `growth` characters for one. If the tokenizer `is_quick`,
+    its time is known to be proportional to a text's length.
     """
 
     growth: int = 1
@@ -69,11 +63,7 @@ QUICK = Costs()
 
 
 def read_costs(settings: Mapping[str, Any], source: str) -> Costs:
-    """Returns the costs of a `tokenizer.json`.
-
-    Raises:
-      InputError: if its replacements lengthen a text by more than `MAXIMUM_GROWTH`.
-    """
+    """Returns the costs of a `tokenizer.json`; growth is at most `MAXIMUM_GROWTH`."""
     parts = [settings.get(part) for part in ("normalizer", "pre_tokenizer", "decoder")]
     growths = [math.prod(map(_growth, _objects(part))) for part in parts]
     if max(growths) > MAXIMUM_GROWTH:
@@ -97,12 +87,7 @@ def read_costs(settings: Mapping[str, Any], source: str) -> Costs:
 
 
 def check_text(text: str, growth: int = 1) -> None:
-    """Checks the length of a text before it is encoded.
-
-    Raises:
-      InputError: if it is longer than `MAXIMUM_TEXT`, or may become longer than
-        `MAXIMUM_GROWN`.
-    """
+    """Refuses a text that is too long to encode, or may grow too long."""
     limit = min(MAXIMUM_TEXT, MAXIMUM_GROWN // growth)
     if len(text) > limit:
         raise InputError(
@@ -114,18 +99,14 @@ def check_text(text: str, growth: int = 1) -> None:
 class LimitedCalls:
     """Calls functions of a tokenizer and waits for a limited time.
 
-    After one has taken too long, and is left running, no other is called.
+    A call that takes too long is left running, and no other follows it.
     """
 
     def __init__(self):
         self._problem = ""
 
     def __call__(self, function: Callable[[], Result], size: int) -> Result:
-        """Calls a function that lets other threads run.
-
-        Raises:
-          TooSlowError: if it, or an earlier one, takes too long.
-        """
+        """Calls a function that lets other threads run, or raises `TooSlowError`."""
         if self._problem:
             raise TooSlowError(self._problem)
         future: Future[Result] = Future()
@@ -151,7 +132,7 @@ class LimitedCalls:
 
 
 def _growth(entry: Mapping[str, Any]) -> int:
-    """Returns the number of characters that an entry may write for one."""
+    """Returns how many characters a replacement may write for one."""
     if isinstance(entry.get("prepend"), str):
         return 1 + len(entry["prepend"])
     content, pattern = entry.get("content"), entry.get("pattern")

@@ -8,11 +8,7 @@ from prompt_tuning.data.text.tokenizers import HuggingFaceTokenizer, Tokenizer
 
 
 def find_token(tokenizer: Tokenizer, text: str) -> int | None:
-    """Returns the token that a text is: an entry's name, or what it is encoded as.
-
-    Returns:
-      None if the text is several tokens.
-    """
+    """Returns the token that a text is: an entry's name, or its only token, or None."""
     if isinstance(tokenizer, HuggingFaceTokenizer):
         id = tokenizer.tokenizer.token_to_id(text)
         if id is not None:
@@ -27,11 +23,8 @@ def find_token(tokenizer: Tokenizer, text: str) -> int | None:
 def with_tokens(tokenizer: Tokenizer, texts: Sequence[str]) -> HuggingFaceTokenizer:
     """Returns a copy of a tokenizer with new tokens, in their order.
 
-    As by `add_tokens` of transformers, they get the next free ids and stay in decoded
-    texts. They are found in a text before it is normalized.
-
-    Raises:
-      InputError: if the tokenizer cannot be extended.
+    As with `add_tokens` of transformers, they get the next free ids, stay in decoded
+    texts, and are found in a text before it is normalized.
     """
     if not isinstance(tokenizer, HuggingFaceTokenizer):
         raise InputError(

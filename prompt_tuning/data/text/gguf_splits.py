@@ -11,8 +11,8 @@ from typing import Any
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_LLAMA_3 = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}|{_REST}"
-_QWEN_2 = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}|{_REST}"
+LLAMA_3 = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}|{_REST}"
+QWEN_2 = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}|{_REST}"
 _SEED_CODER = (
     rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1}}"
     r"| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -34,12 +34,12 @@ class Split:
     """A way of dividing a text.
 
     Attributes:
-      expressions: each divides what the ones before left, at its matches.
+      expressions: each divides the remains of the ones before, at its matches.
       gpt2: whether GPT-2's expression divides the parts again.
       digits: whether each digit is a part, before everything else.
       composed: whether accents are joined with their letters before (NFC).
-      whole_words: whether a part that is in the vocabulary is one token, whatever the
-        merges make of it.
+      whole_words: whether a part in the vocabulary is one token, regardless of the
+        merges.
       add_bos: whether BOS is put before a text, unless the file says.
     """
 
@@ -66,16 +66,16 @@ class Split:
 
 _GPT_2 = Split(gpt2=True)
 _DIGITS = Split(gpt2=True, digits=True)
-_LLAMA_BPE = Split((_LLAMA_3,), whole_words=True, add_bos=True)
+_LLAMA_BPE = Split((LLAMA_3,), whole_words=True, add_bos=True)
 SPLITS: Mapping[str, Split] = {
     **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo"), _GPT_2),
     **dict.fromkeys(("starcoder", "refact", "smollm", "codeshell"), _DIGITS),
     "minerva-7b": _DIGITS,
     "command-r": dataclasses.replace(_DIGITS, composed=True),
     **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3"), _LLAMA_BPE),
-    **dict.fromkeys(("dbrx", "smaug-bpe"), Split((_LLAMA_3,))),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), Split((_QWEN_2,), composed=True)),
-    **dict.fromkeys(("stablelm2", "megrez"), Split((_QWEN_2,))),
+    **dict.fromkeys(("dbrx", "smaug-bpe"), Split((LLAMA_3,))),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), Split((QWEN_2,), composed=True)),
+    **dict.fromkeys(("stablelm2", "megrez"), Split((QWEN_2,))),
     "seed-coder": Split((_SEED_CODER,)),
     "tekken": Split((_TEKKEN,), whole_words=True, add_bos=True),
     "gpt-4o": Split((_GPT_4O,)),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.gguf_files import is_gguf, read_gguf
 from prompt_tuning.core.typed_json import JsonObject
+from prompt_tuning.data.text import tokenizer_building
 from prompt_tuning.data.text.encoding_limits import read_costs
 from prompt_tuning.data.text.gguf_splits import SPLITS, UNNAMED
 from prompt_tuning.data.text.library_errors import reporting_errors
@@ -24,13 +25,6 @@ from prompt_tuning.data.text.sentencepiece_files import (
     SentencePieceFile,
 )
 from prompt_tuning.data.text.sentencepiece_format import make_model
-from prompt_tuning.data.text.tokenizer_building import (
-    BuiltTokenizer,
-    MainFile,
-    put_before,
-    read_class_pieces,
-    read_generic_pieces,
-)
 
 if TYPE_CHECKING:
     import tokenizers
@@ -59,11 +53,7 @@ REMEDY = (
 
 
 def has_gguf_tokenizer(path: Path) -> bool:
-    """Returns whether a path is a GGUF file with a tokenizer.
-
-    Raises:
-      InputError: if the file is damaged.
-    """
+    """Tests whether a path is a GGUF file with a tokenizer."""
     if not is_gguf(path):
         return False
     return read_gguf(path).metadata.value(MODEL, "none") != "none"
@@ -79,12 +69,8 @@ def read_gguf_templates(path: Path) -> dict[str, Any]:
     return named | {"default": metadata.value(TEMPLATE, None)}
 
 
-def build_gguf_tokenizer(path: Path) -> BuiltTokenizer:
-    """Builds the tokenizer of a file.
-
-    Raises:
-      InputError: if it has none, or one that is not supported.
-    """
+def build_gguf_tokenizer(path: Path) -> tokenizer_building.BuiltTokenizer:
+    """Builds the tokenizer of a file, if it is supported."""
     metadata = read_gguf(path).metadata
     model = metadata.text(MODEL)
     if model == "gpt2":
@@ -103,16 +89,12 @@ def build_gguf_tokenizer(path: Path) -> BuiltTokenizer:
             roles[role] = id
     bos, adds = roles.get("bos_token"), metadata.flag(ADD_BOS, add_bos)
     begin = tokenizer.id_to_token(bos) if adds and bos is not None else None
-    put_before(tokenizer, [] if begin is None else [begin])
-    return BuiltTokenizer(tokenizer, roles, read.costs)
+    tokenizer_building.put_before(tokenizer, [] if begin is None else [begin])
+    return tokenizer_building.BuiltTokenizer(tokenizer, roles, read.costs)
 
 
-def _read_byte_level(metadata: JsonObject) -> tuple[MainFile, bool]:
-    """Reads a byte-level tokenizer, and whether BOS is put before texts.
-
-    Raises:
-      InputError: for an unknown way of dividing texts.
-    """
+def _read_byte_level(metadata: JsonObject) -> tuple[tokenizer_building.MainFile, bool]:
+    """Reads a byte-level tokenizer, and whether BOS is put before texts."""
     import tokenizers
     from tokenizers import decoders, models, normalizers
 
@@ -145,7 +127,7 @@ def _read_byte_level(metadata: JsonObject) -> tuple[MainFile, bool]:
     part: Any = tokenizer.pre_tokenizer
     costs = read_costs({"pre_tokenizer": json.loads(part.__getstate__())}, name)
     further = _added(texts, types)
-    return MainFile(tokenizer, {}, costs, further), split.add_bos
+    return tokenizer_building.MainFile(tokenizer, {}, costs, further), split.add_bos
 
 
 def _merge(metadata: JsonObject, merge: str) -> tuple[str, str]:
@@ -172,12 +154,8 @@ def _added(
     ]
 
 
-def _read_pieces(metadata: JsonObject) -> MainFile:
-    """Reads a tokenizer of sentencepiece as if from its file.
-
-    Raises:
-      InputError: if its lists are of unlike length.
-    """
+def _read_pieces(metadata: JsonObject) -> tokenizer_building.MainFile:
+    """Reads a tokenizer of sentencepiece as if from its file."""
     texts, types = _tokens(metadata)
     scores = _list_of(metadata, SCORES, float, "numbers")
     total = len(metadata.sequence(TOKENS))
@@ -208,16 +186,12 @@ def _read_pieces(metadata: JsonObject) -> MainFile:
     file.check()
     with reporting_errors(lambda: f"{metadata.source} has no usable tokenizer"):
         if metadata.text("general.architecture", "").startswith("gemma"):
-            return read_class_pieces(file, "GemmaTokenizer", {})
-        return read_generic_pieces(file, {})
+            return tokenizer_building.read_class_pieces(file, "GemmaTokenizer", {})
+        return tokenizer_building.read_generic_pieces(file, {})
 
 
 def _tokens(metadata: JsonObject) -> tuple[list[str], list[int]]:
-    """Returns the texts and types of all tokens.
-
-    Raises:
-      InputError: if there are none, or their lists are of unlike length.
-    """
+    """Returns the texts and types of all tokens."""
     texts = _list_of(metadata, TOKENS, str, "texts")
     types = metadata.integers(TYPES) if TYPES in metadata else [NORMAL] * len(texts)
     if not texts or len(types) != len(texts):

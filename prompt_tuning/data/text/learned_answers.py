@@ -1,15 +1,16 @@
-"""Finds what is learned of a conversation, by rendering its beginnings.
+"""Finds the learned part of a conversation by rendering its beginnings.
 
-A conversation that is answered is rendered up to the answer that comes next; this is
-the context of the answer. What is learned is what the rendering with the answer adds to
-it, up to the first token that ends it: exactly what the model has to write. No markers
-are inserted into the text, so the data cannot contain anything mistaken for one.
+A conversation is rendered up to the answer that comes next; this is the context of the
+answer. The text that the answer adds to it, up to the first token that ends it, is
+learned: exactly the text that the model has to write. No markers are inserted, so the
+data cannot contain anything mistaken for one.
 """
 
 import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from prompt_tuning.core.utf8_text import common_beginning
 from prompt_tuning.data.text.message_forms import REASONING, Message, Render
 
 PROMPT, COMPLETION = 0, 1
@@ -35,7 +36,7 @@ class LearnedAnswer(NamedTuple):
     Attributes:
       number: number of its message, from 1.
       context: everything that the model reads before it.
-      text: what it has to write.
+      text: everything that it has to write.
       has_end: whether the text has a token that ends it.
     """
 
@@ -53,14 +54,8 @@ def learned_answers(
 ) -> list[LearnedAnswer]:
     """Returns the learned answers of a conversation.
 
-    Args:
-      messages: the conversation.
-      learned: whether each message is an answer that is learned.
-      render: renders messages; raises `TemplateProblem`.
-      ends: texts of the tokens that end an answer.
-
-    Raises:
-      TemplateProblem: if what an answer adds to its context cannot be found.
+    `learned` tells which messages are learned, and `ends` are the texts of the tokens
+    that end an answer. TemplateProblem if the text that an answer adds cannot be found.
     """
     answers = []
     for number in (n for n, is_learned in enumerate(learned, 1) if is_learned):
@@ -78,7 +73,7 @@ def learned_answers(
 
 
 def join_answers(answers: Sequence[LearnedAnswer]) -> list[TypedText] | str:
-    """Returns all answers with what is between them; or why they cannot be joined.
+    """Returns all answers with the texts between them; or why they cannot be joined.
 
     They can be if each is a part of the context of the next, so that a model that
     learns all of them together reads the same before each as when it answers.
@@ -101,7 +96,7 @@ def join_answers(answers: Sequence[LearnedAnswer]) -> list[TypedText] | str:
 
 
 def _added(messages: Sequence[Message], context: str, render: Render) -> str:
-    """Returns what the last message adds to the context of its answer."""
+    """Returns the text that the last message adds to the context of its answer."""
     text = render(messages, False)
     if text.startswith(context):
         return text[len(context) :]
@@ -127,10 +122,7 @@ def _added(messages: Sequence[Message], context: str, render: Render) -> str:
 
 def _change(before: str, after: str) -> str:
     """Describes where a rendering differs from an earlier one."""
-    at = next(
-        (i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b),
-        min(len(before), len(after)),
-    )
+    at = len(common_beginning(before, after))
     # Shows a token that begins before the difference.
     start = before.rfind("<", max(at - _SHOWN, 0), at)
     at = start if start >= 0 and ">" not in before[start:at] else at
@@ -143,7 +135,7 @@ def _change(before: str, after: str) -> str:
 def split_end(text: str, ends: Sequence[str]) -> tuple[str, str]:
     """Divides an answer before the first of the end tokens at its end.
 
-    What follows that token, such as a line feed, the model never writes.
+    The text after that token, such as a line feed, is never written by a model.
     """
     body, end, rest = text, "", text.rstrip()
     while found := next((x for x in ends if x and rest.endswith(x)), ""):
@@ -153,7 +145,7 @@ def split_end(text: str, ends: Sequence[str]) -> tuple[str, str]:
 
 
 def says_something(message: Message) -> bool:
-    """Returns whether an answer has a text or calls a tool."""
+    """Tests whether an answer has a text or calls a tool."""
     content: Any = message.get("content")
     if isinstance(content, list):
         content = "".join(part.get("text", "") for part in content)

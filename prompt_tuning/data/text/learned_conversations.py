@@ -1,8 +1,8 @@
-"""Encodes conversations as examples to learn, as they are read when they are answered.
+"""Encodes conversations as examples to learn, with the ids that a server reads.
 
-The ids before a learned answer are those of the whole text up to it, encoded in one go,
-which is what a server reads. All answers of a conversation are in one example if each
-then has these ids before it; otherwise each answer has an example.
+The ids before a learned answer are the ids of the whole text up to it, encoded in one
+go. All answers of a conversation are in one example if they then have these ids before
+them; otherwise each answer has an example.
 """
 
 import dataclasses
@@ -32,8 +32,8 @@ class LearnedConversations:
     Args:
       tokenizer: tokenizer with an EOS.
       template: template that renders the messages.
-      turns: "together" for one example of all answers, "apart" for an example of each,
-        or "auto" for one where it has the same contexts.
+      turns: "together" for one example of all answers, "apart" for one of every answer,
+        or "auto" for together where the contexts stay the same.
     """
 
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, turns: Turns):
@@ -45,14 +45,13 @@ class LearnedConversations:
 
     @property
     def _ends(self) -> dict[int, str]:
-        """Ids and texts of the tokens that end an answer."""
         if self._end_ids is None:
             ids = [self._eos, *turn_ends(self._template, self._tokenizer)]
             self._end_ids = {id: self._tokenizer.token(id) for id in ids}
         return self._end_ids
 
     def __call__(self, records: Sequence[ChatRecord]) -> list[list[TypedTokens] | str]:
-        """Returns the examples of each conversation, or what is wrong with it."""
+        """Returns the examples by conversation, or what is wrong with it."""
         results = self._examples(records, self._turns == "apart")
         merged = [i for i, each in enumerate(results) if each is None]
         if merged:
@@ -64,7 +63,7 @@ class LearnedConversations:
     def _examples(
         self, records: Sequence[ChatRecord], apart: bool
     ) -> list[list[TypedTokens] | str | None]:
-        """Returns what `__call__` does; None where answers cannot be together."""
+        """Returns the result of `__call__`; None where answers cannot be together."""
         ends = [self._template.eos_token or "", *self._ends.values()]
         rendered = list(self._template.learned_many(records, ends, apart=apart))
         texts = [
@@ -87,7 +86,7 @@ class LearnedConversations:
     def _typed(
         self, rendered: LearnedTexts, encoded: Iterator[Encoded], apart: bool
     ) -> list[TypedTokens] | str | None:
-        """Returns the examples of a conversation, whose ids are the next ones."""
+        """Returns the examples of a conversation from the next ids of `encoded`."""
         found = [
             self._typed_tokens(texts, *next(encoded)) for texts in rendered.examples
         ]
@@ -107,7 +106,7 @@ class LearnedConversations:
     def _typed_tokens(
         self, texts: Sequence[TypedText], ids: list[int], lengths: list[int] | None
     ) -> TypedTokens | None:
-        """Returns the tokens of an example; None if they are not those of contexts."""
+        """Returns the tokens of an example; None if ids before an answer differ."""
         if lengths is None:
             if len(texts) > 2:
                 return None

@@ -13,14 +13,7 @@ DECODING = "the tokenizer cannot decode its own ids"
 
 @contextlib.contextmanager
 def reporting_errors(problem: Callable[[], str]) -> Iterator[None]:
-    """Reports errors of a tokenizer's library within the block.
-
-    Args:
-      problem: returns what cannot be done, for the message.
-
-    Raises:
-      InputError: for any error within the block.
-    """
+    """Reports errors of a tokenizer's library; `problem` says what cannot be done."""
     try:
         yield
     except InputError:

@@ -24,12 +24,7 @@ _ARGUMENTS = {"a name": PROBE}
 
 
 class MessageForms:
-    """The forms of messages that a template reads.
-
-    Args:
-      source: text of the template.
-      render: renders with it, and may raise anything.
-    """
+    """The forms of messages that a template reads; `render` may raise anything."""
 
     def __init__(self, source: str, render: Render):
         self._render = render
@@ -61,7 +56,6 @@ class MessageForms:
         return self._convert_calls(message) if message.get("tool_calls") else message
 
     def _convert_calls(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Returns an answer with arguments, and without a content, as it is read."""
         if self._calls is None:
             self._calls = self._find_calls()
         content, kinds = self._calls
@@ -77,7 +71,6 @@ class MessageForms:
         return {}, set()
 
     def _writes_call(self, kind: type, content: dict[str, Any]) -> bool:
-        """Returns whether the template writes arguments of a kind."""
         text = json.dumps(_ARGUMENTS)
         function = {"name": "f", "arguments": text if kind is str else _ARGUMENTS}
         call = {"id": "abcdefghi", "type": "function", "function": function}
@@ -86,7 +79,7 @@ class MessageForms:
         return self._writes(messages, text if kind is str else PROBE)
 
     def _writes(self, messages: Sequence[Message], text: str = PROBE) -> bool:
-        """Returns whether the template writes a text of messages, and no other key."""
+        """Tests whether the template writes a text of messages, and no other key."""
         try:
             rendered = self._render(messages, False)
         except Exception:  # a template is a program that can raise anything
@@ -99,7 +92,7 @@ def _user(content: Any) -> list[Message]:
 
 
 def join_parts(message: Message) -> Message:
-    """Returns a message whose content is a text instead of parts."""
+    """Returns a message with a text as its content, instead of parts."""
     content = message.get("content")
     if not isinstance(content, list):
         return message
@@ -107,7 +100,7 @@ def join_parts(message: Message) -> Message:
 
 
 def _with_arguments(call: Any, kinds: set[type]) -> Any:
-    """Returns a call of a tool whose arguments have a kind that is read."""
+    """Returns a call of a tool, with arguments of a kind that is read."""
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict):
         return call

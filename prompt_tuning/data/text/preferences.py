@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from prompt_tuning.core.utf8_text import common_beginning
 from prompt_tuning.data.text.conversations import has_messages
 
 CHOSEN, REJECTED = "chosen", "rejected"
@@ -11,16 +12,12 @@ ANSWERS = (CHOSEN, REJECTED)
 
 
 def with_prompt(content: Mapping[str, Any], prompt_key: str | None) -> dict[str, Any]:
-    """Returns a record whose answers have a prompt of their own kind.
+    """Returns a record with a prompt of the same kind as its two answers.
 
     Published data often repeat the prompt at the start of both answers: two whole
-    conversations, with or without a prompt as text beside them, or two texts without a
-    prompt. What both have in common is then the prompt. Other records, also those
-    without two answers, are returned as they are.
-
-    Args:
-      content: the record.
-      prompt_key: key of the prompt; None if records have none.
+    conversations, with or without a prompt as text, or two texts without a prompt.
+    Their common beginning is then the prompt. Other records, also those without two
+    answers, are returned as they are.
     """
     record = dict(content)
     if prompt_key is None or not all(key in content for key in ANSWERS):
@@ -38,10 +35,7 @@ def with_prompt(content: Mapping[str, Any], prompt_key: str | None) -> dict[str,
 
 
 def _common_messages(chosen: list[Any], rejected: list[Any]) -> int:
-    """Returns the number of messages that two conversations begin with.
-
-    Each keeps at least its last message.
-    """
+    """Counts equal messages at the start; each conversation keeps its last one."""
     most = min(len(chosen), len(rejected)) - 1
     count = 0
     while count < most and chosen[count] == rejected[count]:
@@ -50,10 +44,9 @@ def _common_messages(chosen: list[Any], rejected: list[Any]) -> int:
 
 
 def _common_letters(chosen: str, rejected: str) -> int:
-    """Returns the number of letters that two texts begin with.
+    """Counts the letters that two texts begin with.
 
     A space at their end belongs to the answers, as tokenizers join it to the next word.
     """
-    most = min(len(chosen), len(rejected))
-    count = next((i for i in range(most) if chosen[i] != rejected[i]), most)
-    return count - 1 if count and chosen[count - 1] == " " else count
+    common = common_beginning(chosen, rejected)
+    return len(common) - common.endswith(" ")

@@ -101,7 +101,7 @@ _SAYS_NOTHING = (None, "", [], {})
 def warn_of_unread(
     content: Mapping[str, Any], location: str, read: Collection[str]
 ) -> None:
-    """Warns of fields of a record that are not read and have an unknown meaning."""
+    """Warns of unread fields of a record with an unknown meaning."""
     known = {*read, *REFUSED, *HARMLESS}
     names = sorted(name for name in content if name not in known)
     names = [name for name in names if content[name] not in _SAYS_NOTHING]
@@ -117,11 +117,7 @@ def refuse_unread(
     location: str,
     read: Collection[str] = (),
 ) -> None:
-    """Refuses a record with a field that is not read and changes what is learned.
-
-    Raises:
-      InputError: with the name of the field.
-    """
+    """Refuses a record with a field that is not read and changes what is learned."""
     for name in sorted(content.keys() & REFUSED.keys()):
         value = content[name]
         if name in read or value in _SAYS_NOTHING or _is_one(name, value):
@@ -134,19 +130,15 @@ def refuse_unread(
 
 
 def _is_one(name: str, value: Any) -> bool:
-    """Returns whether a value is the weight that everything has anyway."""
+    """Tests whether a value is the weight that everything has anyway."""
     return name in ("weight", "loss_weight", "train") and value in (1, "1", "1.0")
 
 
 def is_learned(message: Mapping[str, Any], location: str) -> bool:
-    """Returns whether a message is a learned answer, by its role and flags.
+    """Tests whether a message is a learned answer, by its role and flags.
 
     An answer without a content is not, unless it calls a tool or the like: only its end
-    could be learned.
-
-    Raises:
-      InputError: if a flag is neither 0 nor 1, flags contradict each other, or a
-        message that is no answer is to be learned.
+    could be learned. Flags must be 0 or 1, and agree.
     """
     for name in sorted(message.keys() & REFUSED_IN_MESSAGES.keys()):
         if message[name] not in _SAYS_NOTHING:
@@ -177,7 +169,6 @@ def is_learned(message: Mapping[str, Any], location: str) -> bool:
 
 
 def _says_something(message: Mapping[str, Any]) -> bool:
-    """Returns whether a message has a text, a call of a tool, or the like."""
     content = message.get("content")
     if isinstance(content, list):
         content = any(part.get("text") for part in content if isinstance(part, dict))

@@ -26,12 +26,7 @@ MARK = "\u2581"
 
 @dataclasses.dataclass(frozen=True)
 class SentencePieceFile:
-    """The content of a sentencepiece file.
-
-    Attributes:
-      proto: the file's message `ModelProto` (sentencepiece_model.proto).
-      source: name of the file, for messages.
-    """
+    """A message `ModelProto` (sentencepiece_model.proto) of the file `source`."""
 
     proto: Any
     source: str
@@ -43,7 +38,7 @@ class SentencePieceFile:
 
     @property
     def charsmap(self) -> bytes:
-        """Table of characters that are replaced; empty if there is none."""
+        """Table of characters to replace; may be empty."""
         return self.proto.normalizer_spec.precompiled_charsmap
 
     def roles(self) -> dict[str, str]:
@@ -59,11 +54,7 @@ class SentencePieceFile:
         return {role: pieces[i].piece for role, i in ids.items() if 0 <= i < size}
 
     def check(self) -> None:
-        """Checks that the pieces can be those of a vocabulary.
-
-        Raises:
-          InputError: if there are none, or they are very long.
-        """
+        """Refuses a file without pieces, or with very long ones."""
         if not self.proto.pieces:
             raise InputError(
                 f"{self.source} is not a sentencepiece model: it has no pieces"
@@ -113,9 +104,8 @@ class SentencePieceFile:
     def standard_tokenizer(self, *, legacy: bool) -> "tokenizers.Tokenizer":
         """Builds a tokenizer that encodes as the sentencepiece library does.
 
-        Args:
-          legacy: whether a space is put before each text that follows an added token,
-            and not only before the first.
+        With `legacy`, a space is put before each text that follows an added token, and
+        not only before the first.
         """
         import tokenizers
         from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
@@ -170,11 +160,7 @@ class SentencePieceFile:
 
 
 def read_sentencepiece(file: Path) -> SentencePieceFile:
-    """Reads a sentencepiece file.
-
-    Raises:
-      InputError: if it is something else, or its algorithm is not supported.
-    """
+    """Reads a sentencepiece file of a supported algorithm."""
     content = read_limited(file, MAXIMUM_FILE)
     with reporting_errors(lambda: f"{file} is not a sentencepiece model"):
         proto = parse_model(content)
@@ -189,5 +175,4 @@ def read_sentencepiece(file: Path) -> SentencePieceFile:
 
 
 def _splits(piece: str) -> Iterable[tuple[str, str]]:
-    """Yields every division of a piece into two."""
     return ((piece[:i], piece[i:]) for i in range(1, len(piece)))

@@ -44,11 +44,7 @@ MESSAGES: dict[str, list[tuple[str, int, str, str]]] = {
 
 
 def parse_model(content: bytes) -> Any:
-    """Returns the message `ModelProto` of a file.
-
-    Raises:
-      google.protobuf.message.DecodeError: if the bytes are something else.
-    """
+    """Returns the message `ModelProto` of a file; DecodeError if it has none."""
     model = _model_class()()
     model.ParseFromString(content)
     return model
@@ -59,13 +55,7 @@ def make_model(
     trainer: Mapping[str, Any],
     normalizer: Mapping[str, Any],
 ) -> Any:
-    """Returns a message `ModelProto` with the given content.
-
-    Args:
-      pieces: text, score and type of each piece.
-      trainer: fields of `TrainerSpec`.
-      normalizer: fields of `NormalizerSpec`.
-    """
+    """Returns a message `ModelProto`; pieces are text, score and type."""
     model = _model_class()()
     for text, score, kind in pieces:
         model.pieces.add(piece=text, score=score, type=kind)

@@ -35,11 +35,7 @@ class SpecialTokens:
 
 
 def read_json_object(file: Path) -> dict[str, Any]:
-    """Reads the JSON object of a file; returns an empty one if the file is missing.
-
-    Raises:
-      InputError: if the file contains something else.
-    """
+    """Reads the JSON object of a file; an empty one if the file is missing."""
     return dict(read_object(file).values) if file.exists() else {}
 
 
@@ -48,10 +44,6 @@ def read_settings(folder: Path) -> dict[str, Any]:
 
     The map is the older format: like transformers, this does not read it if the config
     has `added_tokens_decoder`.
-
-    Raises:
-      InputError: if one of the files does not contain an object, or a setting has
-        another type.
     """
     config = _read_checked(folder / CONFIG_FILE)
     if "added_tokens_decoder" in config:
@@ -60,7 +52,6 @@ def read_settings(folder: Path) -> dict[str, Any]:
 
 
 def _read_checked(file: Path) -> dict[str, Any]:
-    """Reads a file of settings and checks the types of the used ones."""
     content = JsonObject(str(file), read_json_object(file))
     for flag in FLAGS:
         content.flag(flag, None)
@@ -71,7 +62,7 @@ def _read_checked(file: Path) -> dict[str, Any]:
 
 
 def role_texts(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the text of each token with a role, by role, such as `eos_token`."""
+    """Returns the texts of the tokens with a role, by role, such as `eos_token`."""
     further = settings.get("extra_special_tokens")
     entries = {k: v for k, v in settings.items() if k.endswith("_token")}
     if isinstance(further, dict):

@@ -74,10 +74,10 @@ def _generation_extension() -> type:
 def variables_read(
     environment: "jinja2.Environment", sources: Iterable[str]
 ) -> tuple[set[str], set[str]]:
-    """Returns the names that templates read, and those that are meant to be set.
+    """Returns the names that templates read, and the ones to be set from outside.
 
-    A template may read a name that it also sets itself; it is meant to be set from
-    outside if the template tests whether it is defined, or has a default for it.
+    A template may read a name that it also sets itself. It is to be set from outside if
+    the template tests whether it is defined, or has a default for it.
     """
     from jinja2 import meta, nodes
 

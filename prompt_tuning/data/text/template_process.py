@@ -33,18 +33,11 @@ except EOFError:
 class TemplateProcess:
     """Renders conversations in another process, which is started again if it ends.
 
+    For the arguments see `TemplateRenderer`. InputError if the template is not jinja2,
+    or compiling it exceeds the limits.
+
     Attributes:
       uses_date: whether the rendered text depends on the current date.
-
-    Args:
-      source: text of the template.
-      special_tokens: texts of `bos_token`, `eos_token` and other special tokens.
-      origin: file of the template, for messages.
-      date: ISO date given to the template as the current one; None for the real one.
-      tool_source: see `TemplateRenderer`.
-
-    Raises:
-      InputError: if the template is not jinja2, or compiling it exceeds the limits.
     """
 
     def __init__(
@@ -63,15 +56,10 @@ class TemplateProcess:
     def render(
         self, method: str, conversations: Sequence[ChatRecord], *arguments: Any
     ) -> Iterator[tuple[Any] | str]:
-        """Yields a tuple of what each conversation is rendered as, or why it is not.
+        """Yields a tuple with each rendered conversation, or why it is not rendered.
 
-        Args:
-          method: name of a method of `TemplateRenderer`.
-          conversations: the conversations.
-          *arguments: further arguments of the method, of plain types.
-
-        Raises:
-          InputError: if the template exceeds its time again and again.
+        `method` is one of `TemplateRenderer`, and takes the `arguments`, of plain
+        types. InputError if the template exceeds its time again and again.
         """
         start = 0
         while start < len(conversations):
@@ -107,7 +95,6 @@ class TemplateProcess:
         self.uses_date: bool = answer
 
     def _restart(self) -> str:
-        """Starts the process again; returns why it ended."""
         self._stopped += 1
         problem = f"the chat template of {self._origin} {self._reason_of_end()}"
         if self._stopped >= MAXIMUM_STOPPED:
@@ -137,7 +124,6 @@ class TemplateProcess:
 
 
 def _stop(process: "subprocess.Popen[bytes]") -> None:
-    """Ends a process and closes its pipes."""
     process.kill()
     process.wait()
     for stream in (process.stdin, process.stdout):

@@ -59,12 +59,11 @@ class ChatRecord(NamedTuple):
     Attributes:
       messages: objects with a role and a content: a text, None, or a list of text
         parts.
-      learned: whether each message is an answer that is learned.
-      tools: the tools that the model may call, as the template reads them; None for
-        none.
-      variables: more variables of the template, by name; None for none. Like
-        transformers, the template ignores those that it does not read.
-      chosen: names of those that a setting gives, which the template must read.
+      learned: whether a message is an answer to learn.
+      tools: the tools that the model may call, as the template reads them, or None.
+      variables: more variables of the template, by name, or None. Like transformers,
+        the template ignores variables that it does not read.
+      chosen: names of variables that a setting gives, which the template must read.
     """
 
     messages: tuple[Message, ...]
@@ -78,7 +77,7 @@ class LearnedTexts(NamedTuple):
     """A conversation as texts to learn.
 
     Attributes:
-      examples: texts of each example: contexts (type 0) and answers (type 1).
+      examples: texts by example: contexts (type 0) and answers (type 1).
       change: why not all answers are in one example; None if they are.
     """
 
@@ -120,7 +119,7 @@ class TemplateRenderer:
 
     @functools.cached_property
     def _variables(self) -> tuple[set[str], set[str]]:
-        """Names that the template reads, and those that are meant to be set."""
+        """Names that the template reads, and the ones to be set from outside."""
         return variables_read(self._environment, self._sources.values())
 
     @property
@@ -135,11 +134,7 @@ class TemplateRenderer:
     def prompt(self, record: ChatRecord) -> str:
         """Renders a conversation up to the answer that comes next.
 
-        A last message of the assistant is continued.
-
-        Raises:
-          TemplateProblem: if the template rejects the messages, or drops what is
-            continued.
+        If the last message is from the assistant, it is continued.
         """
         *others, last = record.messages
         if last["role"] != "assistant":
@@ -162,14 +157,8 @@ class TemplateRenderer:
     ) -> LearnedTexts:
         """Renders a conversation as texts to learn.
 
-        Args:
-          record: the conversation.
-          ends: texts of the tokens that end an answer.
-          apart: whether each answer has an example even if they can be joined.
-
-        Raises:
-          TemplateProblem: if the template rejects the messages, renders more text than
-            allowed, or writes an answer so that its learned text is not defined.
+        `ends` are texts of the tokens that end an answer. With `apart`, every answer
+        has an example even if they can be joined.
         """
         render, messages = self._rendering(record), record.messages
         answers = learned_answers(messages, record.learned, render, ends)
@@ -187,12 +176,7 @@ class TemplateRenderer:
         return LearnedTexts(examples + ([[(rest, PROMPT)]] if rest else []), change)
 
     def _rendering(self, record: ChatRecord) -> "_Rendering":
-        """Returns what renders messages of a conversation.
-
-        Raises:
-          TemplateProblem: if there are too many messages, or the template does not read
-            what a setting gives.
-        """
+        """Returns a function that renders messages of a conversation."""
         count = len(record.messages)
         if count > MAXIMUM_MESSAGES:
             raise TemplateProblem(
@@ -249,11 +233,6 @@ class _Rendering:
         self._limit = max(FREE_TEXT, MAXIMUM_GROWTH * _size(tuple(record)))
 
     def __call__(self, messages: Sequence[Message], answer_next: bool) -> str:
-        """Returns the text of messages.
-
-        Raises:
-          TemplateProblem: if the template rejects them, or the text is too long.
-        """
         try:
             text = self._render(messages, answer_next)
         except Exception as error:  # a template is a program that can raise anything
@@ -292,18 +271,13 @@ class _Rendering:
 
 
 def _line_of(error: Exception) -> int | None:
-    """Returns the line of a template at which an error was raised, if it is known."""
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if frame.filename == "<template>"]
     return lines[-1] if lines else None
 
 
 def _tagged(message: Message) -> tuple[str, Message]:
-    """Returns the text at the end of a message, and the message with a tag after it.
-
-    Raises:
-      TemplateProblem: if it has no text.
-    """
+    """Returns the text at the end of a message, and the message with a tag after it."""
     content = message.get("content")
     if isinstance(content, str):
         return content, {**message, "content": content + CONTINUED}
@@ -327,5 +301,4 @@ def limit_time() -> None:
 
 
 def _size(value: Any) -> int:
-    """Returns the number of bytes of a value of plain types."""
     return len(marshal.dumps(value))

@@ -1,8 +1,8 @@
-"""The process in which a chat template is compiled and run.
+"""The process that compiles and runs a chat template.
 
-A template is a program from a foreign file. It is compiled and run only by `serve`,
-whose process has little memory, ends itself when a rendering takes too long, and
-exchanges plain values with its parent: each frame is a length and a marshaled value.
+A template is a program from a foreign file. Only `serve` compiles and runs it: its
+process has little memory, ends itself when a rendering takes too long, and exchanges
+plain values with its parent. Each frame is a length and a marshaled value.
 """
 
 import contextlib
@@ -33,11 +33,7 @@ def write_frame(stream: IO[bytes], value: Any) -> None:
 
 
 def read_frame(stream: IO[bytes]) -> Any:
-    """Reads a value.
-
-    Raises:
-      EOFError: if the other process has ended.
-    """
+    """Reads a value; EOFError if the other process has ended."""
     header = stream.read(_LENGTH.size)
     if len(header) < _LENGTH.size:
         raise EOFError("the other process has ended")
@@ -53,8 +49,8 @@ def serve() -> None:
 
     The first frame has the arguments of `TemplateRenderer`; the answer is whether the
     template uses the date, or what is wrong with it. Then each frame names a method of
-    `TemplateRenderer`, with a list of conversations and further arguments. The answer
-    for a conversation is a tuple of what the method returns, or else its problem.
+    `TemplateRenderer`, with a list of conversations and the method's arguments. The
+    answer for a conversation is a tuple with the method's result, or else its problem.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     signal.signal(signal.SIGPROF, signal.SIG_DFL)

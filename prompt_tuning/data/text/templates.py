@@ -1,6 +1,6 @@
 """Templates of text and prompt vectors: `{soft:20} Review: {text} {soft:5} Mood:`.
 
-A template makes the prompt of each example: the text before the completion in a
+A template makes the prompt of an example: the text before the completion in a
 decoder-only model, or the encoder's input. It consists of
 
 - text, with `{{` and `}}` for braces,
@@ -49,10 +49,8 @@ class Key:
 class Soft:
     """Prompt vectors.
 
-    Attributes:
-      count: number of vectors; None for one for each token of the words.
-      words: text whose embeddings initialize the vectors; None to use the prompt's
-        initializer.
+    `count` is None for one vector for each token of the `words`. The embeddings of the
+    words initialize the vectors, or else the prompt's initializer does.
     """
 
     count: int | None
@@ -97,11 +95,7 @@ class Template:
 
 
 def parse_template(template: str, setting: str = "DataSource.template") -> Template:
-    """Parses a template.
-
-    Raises:
-      InputError: if it cannot be parsed; the message gives the character, from 1.
-    """
+    """Parses a template; the message about an error gives the character, from 1."""
     parts: list[TemplatePart] = []
     start = 0
     while start < len(template):
@@ -119,7 +113,6 @@ def parse_template(template: str, setting: str = "DataSource.template") -> Templ
 
 
 def _parse_part(template: str, start: int) -> tuple[TemplatePart, int]:
-    """Returns the part that begins at a character, and the start of the next one."""
     if template.startswith(("{{", "}}"), start):
         return Text(template[start]), start + 2
     if match := _PLAIN.match(template, start):
@@ -178,14 +171,9 @@ def _error(template: str, start: int, reason: str) -> InputError:
 
 
 def soft_counts(template: Template, tokenizer: Tokenizer | None) -> list[int]:
-    """Returns the number of vectors of each soft part.
+    """Returns the numbers of vectors of the soft parts.
 
-    Args:
-      template: the parsed template.
-      tokenizer: counts the tokens of words; may be None if every count is given.
-
-    Raises:
-      InputError: if words without a count have no tokens, or a tokenizer is missing.
+    The tokenizer counts the tokens of words, unless every count is given.
     """
     counts = []
     for part in template.soft:
@@ -209,11 +197,7 @@ def soft_counts(template: Template, tokenizer: Tokenizer | None) -> list[int]:
 
 
 def check_length(counts: Sequence[int], length: int) -> None:
-    """Checks that the soft parts together have as many vectors as the prompt.
-
-    Raises:
-      InputError: if not; the message gives both numbers.
-    """
+    """Refuses a template with more or fewer vectors than the prompt."""
     if sum(counts) != length:
         raise InputError(
             f"the template has {sum(counts)} soft vectors "
@@ -227,14 +211,9 @@ def check_length(counts: Sequence[int], length: int) -> None:
 class TokenTemplate:
     """A template encoded as token ids of a model.
 
-    Prompt vector `j` is encoded as id `vocabulary_size + j`, a *soft id*.
-
-    Attributes:
-      template: parts of the template.
-      tokenizer: encodes the text.
-      vocabulary_size: `V` of the model.
-      separate: whether a completion is a separate text (encoder-decoder), rather than
-        the continuation of the prompt.
+    Prompt vector `j` is encoded as id `vocabulary_size + j`, a *soft id*. In an
+    encoder-decoder a completion is a separate text, rather than the continuation of the
+    prompt.
     """
 
     template: Template
@@ -244,7 +223,7 @@ class TokenTemplate:
 
     @functools.cached_property
     def counts(self) -> list[int]:
-        """Number of vectors of each soft part; see `soft_counts`."""
+        """Numbers of vectors of the soft parts; see `soft_counts`."""
         return soft_counts(self.template, self.tokenizer)
 
     @property
@@ -257,11 +236,7 @@ class TokenTemplate:
         check_length(self.counts, length)
 
     def encode_text(self, text: str) -> list[int]:
-        """Encodes a prompt with `text` under its only key.
-
-        Raises:
-          InputError: if the template does not have exactly one key.
-        """
+        """Encodes a prompt with `text` under its only key."""
         keys = self.template.keys
         if len(keys) != 1:
             raise InputError(
@@ -280,11 +255,8 @@ class TokenTemplate:
         """Encodes a prompt and its completion.
 
         Text between two soft parts is encoded as one string. The ids without soft ids
-        decode to the exact text; see `encode_consecutive`.
-
-        Raises:
-          InputError: if a token is outside the model's vocabulary, and would be
-            mistaken for a prompt vector.
+        decode to the exact text; see `encode_consecutive`. A token outside the model's
+        vocabulary is refused, because it would be mistaken for a prompt vector.
         """
         if self.separate:
             return self.encode_prompt(texts), self._encode([completion])[0]

@@ -20,11 +20,7 @@ TextParts = Sequence[str]
 
 
 class TextEncoder:
-    """Encodes the parts of many texts in one call.
-
-    Args:
-      tokenizer: tokenizer to encode with.
-    """
+    """Encodes the parts of many texts in one call."""
 
     def __init__(self, tokenizer: Tokenizer):
         self._tokenizer = tokenizer
@@ -36,11 +32,7 @@ class TextEncoder:
         self._sections = TextSections(tokenizer, self._encode_alone)
 
     def __call__(self, texts: Sequence[TextParts]) -> list[list[list[int]]]:
-        """Returns the ids of each part of each text.
-
-        Raises:
-          InputError: if a text cannot be encoded.
-        """
+        """Returns the ids by text and by part."""
         for parts in texts:
             for part in parts:
                 check_text(part)
@@ -56,16 +48,12 @@ class TextEncoder:
 
         The numbers are None if the text up to the end of some part, encoded alone, has
         other ids.
-
-        Raises:
-          InputError: if a text cannot be encoded.
         """
         for parts in texts:
             check_text("".join(parts))
         return self._sections(texts)
 
     def _encode_alone(self, texts: Sequence[str]) -> list[list[int]]:
-        """Returns the ids of texts that each begin a row."""
         if self._words is not None:
             return [self._word_ids(text) for text in texts]
         if isinstance(self._tokenizer, HuggingFaceTokenizer):
@@ -82,7 +70,7 @@ class TextEncoder:
 
 
 def _encodes_parts_independently(tokenizer: Tokenizer) -> bool:
-    """Whether a part's ids do not depend on its neighbors and keep all its spaces.
+    """Tests whether the ids of a part are independent, and keep all its spaces.
 
     Then the parts of all texts can be encoded in any order. This holds for byte-level
     BPE, but not for a tokenizer that prepends a space or drops a trailing one.

@@ -1,8 +1,8 @@
-"""Divides texts at added tokens, so that what many have in common is encoded once.
+"""Divides texts at added tokens, so that common sections are encoded once.
 
-A tokenizer of the library `tokenizers` first finds its added tokens, and encodes what
-is between two of them as if nothing else were there. So the ids of a text are those of
-its sections, one after another, if each but the first begins with such a token.
+A tokenizer of the library `tokenizers` first finds its added tokens, and encodes the
+text between two of them as if nothing else were there. So the ids of a text are the ids
+of its sections, one after another, if each but the first begins with such a token.
 """
 
 import bisect
@@ -15,9 +15,9 @@ from prompt_tuning.data.text.tokenizers import HuggingFaceTokenizer, Tokenizer
 
 
 class _Divided(NamedTuple):
-    """The sections of a text and of its beginnings, up to the end of each part.
+    """The sections of a text and of its beginnings, up to the ends of the parts.
 
-    A beginning has some number of the sections of the text, and others after them.
+    A beginning has some number of the sections of the text, and then its own.
     """
 
     whole: list[str]
@@ -28,12 +28,7 @@ class _Divided(NamedTuple):
 
 
 class TextSections:
-    """Encodes texts and their beginnings, and each section of them once.
-
-    Args:
-      tokenizer: tokenizer to encode with.
-      encode: encodes texts, each as the beginning of a row.
-    """
+    """Encodes texts and their beginnings, and each section of them once."""
 
     def __init__(
         self,
@@ -61,17 +56,7 @@ class TextSections:
     def __call__(
         self, texts: Sequence[Sequence[str]]
     ) -> list[tuple[list[int], list[int] | None]]:
-        """Returns the ids of each text, and how many of them each of its parts has.
-
-        The numbers are None if the text up to the end of some part, encoded alone, has
-        other ids.
-
-        Args:
-          texts: consecutive parts of each text.
-
-        Raises:
-          InputError: if a text cannot be encoded.
-        """
+        """Returns ids by text, and their number by part; see `TextEncoder.joined`."""
         divided = [self._divide(parts) for parts in texts]
         distinct = list(dict.fromkeys(x for each in divided for x in each.sections()))
         ids_of = dict(zip(distinct, self._encode(distinct), strict=True))
@@ -110,10 +95,7 @@ class TextSections:
         return _Divided(whole, beginnings)
 
     def _sections(self, text: str) -> tuple[list[str], list[int], list[int]]:
-        """Returns the sections of a text, and where the token before each begins, ends.
-
-        The first section has no token before it that divides it from another.
-        """
+        """Returns the sections of a text, and bounds of the tokens that divide it."""
         tokens = [
             match.span()
             for match in self._tokens.finditer(text)

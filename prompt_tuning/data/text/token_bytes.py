@@ -1,4 +1,4 @@
-"""The bytes that each token adds to a text, for constraints on generated texts."""
+"""The bytes that tokens add to a text, for constraints on generated texts."""
 
 import random
 import re
@@ -20,10 +20,8 @@ _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 def token_bytes(tokenizer: Tokenizer) -> list[bytes]:
     """Returns the bytes that each token adds after another one.
 
-    Special tokens, which add nothing, and tokens that no text has are empty.
-
-    Raises:
-      InputError: if the text of a token depends on the tokens before it.
+    Special tokens, which add nothing, and tokens that no text has are empty. InputError
+    if the text of a token depends on the tokens before it.
     """
     anchor = _find_anchor(tokenizer)
     before = tokenizer.decode([anchor])
@@ -41,21 +39,16 @@ def token_bytes(tokenizer: Tokenizer) -> list[bytes]:
 
 
 def find_spaced(added: Sequence[bytes]) -> int | None:
-    """Returns a token that is a space and a word; None if there is none."""
+    """Returns a token that is a space and a word, or None."""
     spaced = (i for i, each in enumerate(added) if re.fullmatch(rb" [a-z]+", each))
     return next(spaced, None)
 
 
 def drops_space(tokenizer: Tokenizer, given: Sequence[int], token: int | None) -> bool:
-    """Returns whether the space that a token begins with is dropped after a row.
+    """Tests whether the space that a token begins with is dropped after given ids.
 
-    Sentencepiece drops it at the beginning of a text, where it is the one that
-    encoding inserts.
-
-    Args:
-      tokenizer: the tokenizer.
-      given: ids before the token.
-      token: result of `find_spaced`.
+    Sentencepiece drops it at the beginning of a text, where it is the one that encoding
+    inserts. `token` is the result of `find_spaced`.
     """
     if token is None:
         return False
@@ -76,7 +69,7 @@ def _find_anchor(tokenizer: Tokenizer) -> int:
 
 
 def entry_bytes(entry: str) -> bytes:
-    """Returns the bytes of a token that is a part of a character, from its entry.
+    """Returns the bytes of a part of a character, from its entry in the vocabulary.
 
     They are empty if the entry does not tell them.
     """
@@ -89,7 +82,7 @@ def entry_bytes(entry: str) -> bytes:
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-    """Returns the byte of each character in vocabularies of byte-level BPE.
+    """Returns the bytes of the characters in vocabularies of byte-level BPE.
 
     Printable characters of Latin-1 stand for themselves, and the other bytes in their
     order for the characters from 256 on (GPT-2's `bytes_to_unicode`).
@@ -106,11 +99,7 @@ _BYTE_LEVEL = _byte_level_alphabet()
 def _check_independence(
     tokenizer: Tokenizer, anchor: int, added: Sequence[bytes]
 ) -> None:
-    """Checks on random rows that the text of a row is that of its tokens.
-
-    Raises:
-      InputError: if it is not.
-    """
+    """Checks on random rows that the text of a row joins the texts of its tokens."""
     drawn = random.Random(0)
     tokens = [token for token, each in enumerate(added) if each]
     before = tokenizer.decode([anchor])

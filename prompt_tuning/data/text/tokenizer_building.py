@@ -14,23 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.typed_json import parse_json, read_limited, read_object
-from prompt_tuning.data.text import word_pieces
-from prompt_tuning.data.text.added_tokens import (
-    DECODER,
-    add_tokens,
-    read_folder_tokens,
-    text_of,
-)
+from prompt_tuning.data.text import added_tokens, special_tokens, word_pieces
 from prompt_tuning.data.text.encoding_limits import QUICK, Costs, read_costs
 from prompt_tuning.data.text.library_errors import MAXIMUM_FILE, reporting_errors
 from prompt_tuning.data.text.sentencepiece_files import (
     SentencePieceFile,
     read_sentencepiece,
-)
-from prompt_tuning.data.text.special_tokens import (
-    read_json_object,
-    read_settings,
-    role_texts,
 )
 from prompt_tuning.data.text.tokenizer_classes import (
     CLASSES,
@@ -59,10 +48,8 @@ MAXIMUM_EXTRA = 10_000
 class BuiltTokenizer:
     """A tokenizer with all its added tokens.
 
-    Attributes:
-      tokenizer: the tokenizer; its post-processor puts tokens before a text.
-      roles: ids of the tokens with a role, by role, such as `eos_token`.
-      costs: what encoding may take.
+    Its post-processor puts tokens before a text. `roles` are ids by role, such as
+    `eos_token`.
     """
 
     tokenizer: "tokenizers.Tokenizer"
@@ -77,7 +64,7 @@ class MainFile:
     Attributes:
       tokenizer: the tokenizer, without the tokens of other files.
       roles: texts of the tokens with a role, unless other files name them.
-      costs: what encoding may take.
+      costs: limits of encoding.
       further: special tokens, unless other files list some.
     """
 
@@ -92,15 +79,11 @@ class MainFile:
 def build_tokenizer(file: Path) -> BuiltTokenizer:
     """Builds the tokenizer of a file and of the settings next to it.
 
-    Args:
-      file: a `tokenizer.json`, a sentencepiece file, `vocab.json` or `vocab.txt`.
-
-    Raises:
-      InputError: if a file is not as expected, or its class is not supported.
+    The file is a `tokenizer.json`, a sentencepiece file, `vocab.json` or `vocab.txt`.
     """
     folder = file.parent
-    settings = read_settings(folder)
-    tokens = read_folder_tokens(folder)
+    settings = special_tokens.read_settings(folder)
+    tokens = added_tokens.read_folder_tokens(folder)
     if file.suffix == ".model":
         name = _class_name(folder, settings)
         read = _read_pieces(file, name, settings)
@@ -123,7 +106,7 @@ def build_tokenizer(file: Path) -> BuiltTokenizer:
     further = tokens.further
     if further is None or (tokens.in_map and read.further):
         further = read.further
-    add_tokens(tokenizer, tokens, further, str(file))
+    added_tokens.add_tokens(tokenizer, tokens, further, str(file))
     _check_size(tokenizer, file)
     tokenizer.encode_special_tokens = settings.get("split_special_tokens") is True
     kind = CLASSES.get(name)
@@ -140,7 +123,7 @@ def build_tokenizer(file: Path) -> BuiltTokenizer:
     if begin is not None or not has_post_processor:
         put_before(tokenizer, [] if begin is None else [begin])
     ids = {
-        role: tokenizer.token_to_id(text_of(token))
+        role: tokenizer.token_to_id(added_tokens.text_of(token))
         for role, token in tokens.roles.items()
     }
     roles = {role: id for role, id in ids.items() if id is not None}
@@ -161,11 +144,6 @@ def put_before(tokenizer: "tokenizers.Tokenizer", begin: list[str]) -> tuple[int
 
 
 def _check_size(tokenizer: "tokenizers.Tokenizer", file: Path) -> None:
-    """Checks the ids of a tokenizer.
-
-    Raises:
-      InputError: if there are none, or one is too large.
-    """
     largest = max(tokenizer.get_vocab().values(), default=-1)
     if not 0 <= largest < MAXIMUM_VOCABULARY:
         raise InputError(
@@ -177,7 +155,7 @@ def _check_size(tokenizer: "tokenizers.Tokenizer", file: Path) -> None:
 def _class_name(
     folder: Path, settings: Mapping[str, Any], is_byte_level: bool = False
 ) -> str:
-    config = read_json_object(folder / "config.json")
+    config = special_tokens.read_json_object(folder / "config.json")
     named = settings.get("tokenizer_class") or config.get("tokenizer_class")
     model_type = config.get("model_type")
     return class_name(
@@ -188,11 +166,6 @@ def _class_name(
 
 
 def _read_pieces(file: Path, name: str, settings: Mapping[str, Any]) -> MainFile:
-    """Reads a sentencepiece file.
-
-    Raises:
-      InputError: if its class is not supported.
-    """
     pieces = read_sentencepiece(file)
     if name == GENERIC and file.name != SHIFTED:
         return read_generic_pieces(pieces, settings)
@@ -202,11 +175,7 @@ def _read_pieces(file: Path, name: str, settings: Mapping[str, Any]) -> MainFile
 def read_class_pieces(
     pieces: SentencePieceFile, name: str, settings: Mapping[str, Any]
 ) -> MainFile:
-    """Reads a sentencepiece file as a class of transformers does.
-
-    Raises:
-      InputError: if the class is not supported.
-    """
+    """Reads a sentencepiece file as a class of transformers does."""
     kind = CLASSES.get(name)
     if kind is None or name == GENERIC:
         raise InputError(refusal(pieces.source, name))
@@ -234,11 +203,6 @@ def read_generic_pieces(
 
 
 def _read_byte_level(file: Path, name: str, settings: Mapping[str, Any]) -> MainFile:
-    """Reads `vocab.json` with `merges.txt`.
-
-    Raises:
-      InputError: if their class is not supported.
-    """
     from tokenizers import models
 
     kind = CLASSES.get(name)
@@ -261,14 +225,9 @@ def _read_byte_level(file: Path, name: str, settings: Mapping[str, Any]) -> Main
 
 
 def _read_word_pieces(file: Path, name: str, settings: Mapping[str, Any]) -> MainFile:
-    """Reads `vocab.txt`.
-
-    Raises:
-      InputError: if its class is not supported.
-    """
     if name not in (GENERIC, *word_pieces.CLASSES):
         raise InputError(refusal(str(file), name))
-    unknown = (word_pieces.ROLES | role_texts(settings))["unk_token"]
+    unknown = (word_pieces.ROLES | special_tokens.role_texts(settings))["unk_token"]
     tokenizer = word_pieces.read_word_pieces(file, settings, unknown)
     costs = read_costs(json.loads(tokenizer.to_str()), str(file))
     return MainFile(tokenizer, word_pieces.ROLES, costs)
@@ -277,7 +236,7 @@ def _read_word_pieces(file: Path, name: str, settings: Mapping[str, Any]) -> Mai
 def _read_library_file(
     file: Path, content: bytes, name: str, settings: Mapping[str, Any]
 ) -> MainFile:
-    """Reads a `tokenizer.json`, with the parts of its class if that has some."""
+    """Reads a `tokenizer.json`, with the parts of its class, if it has a class."""
     import tokenizers
     from tokenizers.models import WordPiece
 
@@ -323,7 +282,7 @@ def _with_parts(
     pairs = [tuple(x.split(" ") if isinstance(x, str) else x) for x in merges]
     changed = _assemble(kind, parts, vocabulary, pairs)
     # The older list of `tokenizer_config.json` replaces that of the file.
-    if DECODER not in settings:
+    if added_tokens.DECODER not in settings:
         added = sorted(tokenizer.get_added_tokens_decoder().items())
         changed.add_tokens([token for _, token in added])
     if tokenizer.post_processor is not None:
@@ -334,7 +293,6 @@ def _with_parts(
 def _assemble(
     kind: TokenizerClass, parts: Parts, vocabulary: Any, merges: Any
 ) -> "tokenizers.Tokenizer":
-    """Builds a tokenizer of a class from its vocabulary."""
     import tokenizers
     from tokenizers import models
 
@@ -351,11 +309,7 @@ def _assemble(
 
 
 def _class_tokens(name: str, settings: Mapping[str, Any], source: str) -> list[str]:
-    """Returns the tokens that a class adds to the pieces of a file.
-
-    Raises:
-      InputError: if their number is not usable.
-    """
+    """Returns the tokens that a class adds to the pieces of a file."""
     count = settings.get("extra_ids", 100)
     if type(count) is not int or not 0 <= count <= MAXIMUM_EXTRA:
         raise InputError(

@@ -1,4 +1,4 @@
-"""The tokenizer classes of transformers, and what only their code defines.
+"""The tokenizer classes of transformers, and the parts that only their code defines.
 
 A sentencepiece file, and `vocab.json` with `merges.txt`, contain only a vocabulary. The
 code of a class says how to divide a text before, how to join it after, and which tokens
@@ -10,22 +10,16 @@ import base64
 import dataclasses
 import json
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from prompt_tuning.core.errors import shown
-
-if TYPE_CHECKING:
-    pass
+from prompt_tuning.data.text.gguf_splits import QWEN_2
 
 GENERIC = "TokenizersBackend"
 """The class of tokenizers that are described by their files alone."""
 GENERIC_NAMES = ("PreTrainedTokenizer", "PythonBackend", "BloomTokenizer", GENERIC)
 END = "<|endoftext|>"
 
-_QWEN_2 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
 _QWEN_3_5 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
     r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -40,7 +34,7 @@ _BYTE_FALLBACK = {"fuse_unk": True, "byte_fallback": True}
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """The parts of a tokenizer besides its vocabulary and added tokens.
+    """The parts of a tokenizer without its vocabulary and added tokens.
 
     Attributes:
       options: arguments of its model, `tokenizers.models.BPE` or `Unigram`.
@@ -64,9 +58,9 @@ class TokenizerClass:
         table of characters in a sentencepiece file.
       roles: texts of the tokens with a role, by role, unless the settings name others.
       is_unigram: whether its model is `Unigram`; `BPE` otherwise.
-      add_bos: whether BOS is put before a text, unless the settings say and there is
-        no `tokenizer.json`.
-      begin_role: role of the token that is put before every text, if that is fixed.
+      add_bos: whether BOS is put before a text, unless the settings say and there is no
+        `tokenizer.json`.
+      begin_role: role of the token that is always put before a text, or None.
       keeps_post_processor: whether the post-processor of a `tokenizer.json` counts.
     """
 
@@ -185,7 +179,7 @@ CLASSES: Mapping[str, TokenizerClass] = {
         _ends(END, "bos_token") | {"pad_token": "<|padding|>"},
         keeps_post_processor=False,
     ),
-    "Qwen2Tokenizer": TokenizerClass(_qwen(_QWEN_2), _ends(END, "pad_token")),
+    "Qwen2Tokenizer": TokenizerClass(_qwen(QWEN_2), _ends(END, "pad_token")),
     "Qwen3_5Tokenizer": TokenizerClass(_qwen(_QWEN_3_5), _ends(END, "pad_token")),
     "CohereTokenizer": TokenizerClass(
         _cohere,
@@ -304,7 +298,7 @@ def charsmap_of(normalizer: Any) -> bytes:
 
 
 def same_parts(settings: Mapping[str, Any], parts: Parts) -> bool:
-    """Returns whether a `tokenizer.json` has the parts of a class."""
+    """Tests whether a `tokenizer.json` has the parts of a class."""
     for name in ("normalizer", "pre_tokenizer", "decoder"):
         part = getattr(parts, name)
         expected = None if part is None else json.loads(part.__getstate__())

@@ -14,11 +14,9 @@ FILES = (
 
 
 def find_tokenizer(path: Path) -> Path:
-    """Returns the file to read for the path of a file or folder.
+    """Returns the only file that can be read for the path of a file or folder.
 
-    Raises:
-      InputError: if there is none, if several could be meant, or if one of a folder's
-        files is a link out of it.
+    Links out of the folder are refused.
     """
     if path.is_dir():
         check_links(path, *FILES)

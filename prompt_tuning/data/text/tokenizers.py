@@ -16,15 +16,7 @@ from typing import TYPE_CHECKING, Protocol, SupportsIndex, runtime_checkable
 
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.gguf_files import is_gguf
-from prompt_tuning.data.text import library_errors
-from prompt_tuning.data.text.encoding_limits import (
-    QUICK,
-    UNLIMITED_TEXT,
-    Costs,
-    LimitedCalls,
-    TooSlowError,
-    check_text,
-)
+from prompt_tuning.data.text import encoding_limits, library_errors
 from prompt_tuning.data.text.gguf_tokenizer import (
     build_gguf_tokenizer,
     has_gguf_tokenizer,
@@ -90,9 +82,9 @@ class Anchor:
 def find_anchor(tokenizer: Tokenizer, entries: Sequence[str]) -> Anchor | None:
     """Finds an anchor; returns None if the tokenizer puts no space before a text.
 
-    The anchor is a character that occurs in vocabulary entries only at their end. No
-    token therefore spans the boundary after it, and the text that follows is encoded as
-    if it stood alone.
+    The anchor is a character that occurs in vocabulary entries only at their end. So no
+    token spans the boundary after it, and the text that follows is encoded as if it
+    stood alone.
     """
     first = tokenizer.encode("a")
     if not first or not tokenizer.token(first[0]).startswith(SPACE_MARKS):
@@ -114,8 +106,7 @@ def find_anchor(tokenizer: Tokenizer, entries: Sequence[str]) -> Anchor | None:
 def encode_after(tokenizer: Tokenizer, anchor: Anchor | None, text: str) -> list[int]:
     """Encodes a text after an anchor, if the tokenizer needs one.
 
-    Raises:
-      InputError: if the text merges with the anchor.
+    A text that merges with the anchor is refused.
     """
     if not text or anchor is None:
         return tokenizer.encode(text)
@@ -131,9 +122,7 @@ def encode_after(tokenizer: Tokenizer, anchor: Anchor | None, text: str) -> list
 class _SpecialTokenAttributes:
     """Implements the special tokens' attributes of `Tokenizer`.
 
-    Attributes:
-      special: ids of the special tokens as defined; `pad_id` is None if no padding
-        token is defined.
+    In `special`, `pad_id` is None if no padding token is defined.
     """
 
     def __init__(self, special: SpecialTokens):
@@ -151,7 +140,7 @@ class HuggingFaceTokenizer(_SpecialTokenAttributes):
     Attributes:
       folder: folder or GGUF file that it was loaded from, which may contain a chat
         template; None if it was not loaded from a file.
-      costs: what encoding may take.
+      costs: limits of encoding.
     """
 
     def __init__(
@@ -159,36 +148,36 @@ class HuggingFaceTokenizer(_SpecialTokenAttributes):
         tokenizer: "tokenizers.Tokenizer",
         special: SpecialTokens,
         folder: Path | None = None,
-        costs: Costs = QUICK,
+        costs: encoding_limits.Costs = encoding_limits.QUICK,
     ):
         super().__init__(special)
         self.tokenizer = tokenizer
         self.folder = folder
         self.costs = costs
-        self._limited = LimitedCalls()
+        self._limited = encoding_limits.LimitedCalls()
         self.vocabulary_size = 1 + max(tokenizer.get_vocab().values(), default=-1)
 
     def encode(self, text: str) -> list[int]:
         """See `Tokenizer`."""
-        check_text(text, self.costs.growth)
+        encoding_limits.check_text(text, self.costs.growth)
         with reporting_errors(
             lambda: (
                 f"the text {shown(text)} cannot be encoded, perhaps because a part "
                 "of it is not in the tokenizer's vocabulary"
             )
         ):
-            if self.costs.is_quick and len(text) <= UNLIMITED_TEXT:
+            if self.costs.is_quick and len(text) <= encoding_limits.UNLIMITED_TEXT:
                 return self.tokenizer.encode(text, add_special_tokens=False).ids
             return self._encode_batch([text])[0]
 
     def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
         """Encodes many texts, faster than calling `encode` for each."""
         for text in texts:
-            check_text(text, self.costs.growth)
+            encoding_limits.check_text(text, self.costs.growth)
         try:
             with reporting_errors(lambda: "a text cannot be encoded"):
                 return self._encode_batch(texts)
-        except TooSlowError:
+        except encoding_limits.TooSlowError:
             raise
         except InputError:  # `encode` reports which text it was
             return [self.encode(text) for text in texts]
@@ -275,10 +264,7 @@ def separate_pair(
 def load_tokenizer(
     path: str | Path,
     *,
-    bos_id: int | None = None,
     eos_id: int | None = None,
-    pad_id: int | None = None,
-    add_bos: bool | None = None,
 ) -> Tokenizer:
     """Reads a tokenizer from a file, or from the folder of a checkpoint.
 
@@ -290,12 +276,7 @@ def load_tokenizer(
 
     Args:
       path: path of the file or folder.
-      bos_id: id of BOS; this and the following override the files.
-      eos_id: id of EOS.
-      pad_id: id of the padding token.
-      add_bos: whether to put BOS before a text. By default the post-processor of a
-        `tokenizer.json` determines what is put before a text; with another file,
-        `add_bos_token` in the settings determines whether BOS is.
+      eos_id: id of EOS; overrides the files.
 
     Raises:
       InputError: if the file is missing, or cannot be read as a tokenizer.
@@ -310,14 +291,7 @@ def load_tokenizer(
         roles = dataclasses.replace(roles, bos_id=begin[0])
     if roles.eos_id is None and len(end) == 1:
         roles = dataclasses.replace(roles, eos_id=end[0])  # [SEP] of BERT
-    special = SpecialTokens(bos_id, eos_id, pad_id).fill_from(roles)
-    if add_bos and special.bos_id is None:
-        raise InputError(
-            f"add_bos is set, but {file} defines no BOS: pass bos_id as well"
-        )
-    if add_bos is not None:
-        begin = (special.bos_id,) if add_bos and special.bos_id is not None else ()
-        special = dataclasses.replace(special, begin_ids=begin)
+    special = SpecialTokens(eos_id=eos_id).fill_from(roles)
     with reporting_errors(lambda: f"{file} cannot be used as a tokenizer"):
         folder = file if is_gguf(file) else file.parent
         return HuggingFaceTokenizer(built.tokenizer, special, folder, built.costs)
@@ -326,7 +300,9 @@ def load_tokenizer(
 def _outer_ids(built: BuiltTokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Returns the ids that a tokenizer's post-processor puts around a text."""
     encode = built.tokenizer.encode_batch
-    (encoded,) = LimitedCalls()(lambda: encode(["a"], add_special_tokens=True), 1)
+    (encoded,) = encoding_limits.LimitedCalls()(
+        lambda: encode(["a"], add_special_tokens=True), 1
+    )
     marked = list(zip(encoded.ids, encoded.special_tokens_mask, strict=True))
     begin, end = (
         tuple(id for id, _ in itertools.takewhile(lambda x: x[1], order))
@@ -336,6 +312,6 @@ def _outer_ids(built: BuiltTokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def has_tokenizer(folder: Path) -> bool:
-    """Returns whether a folder, or a GGUF file, contains a tokenizer."""
+    """Tests whether a folder, or a GGUF file, contains a tokenizer."""
     names = ("tokenizer.json", "*.model", "vocab.json", "vocab.txt")
     return has_gguf_tokenizer(folder) or any(any(folder.glob(name)) for name in names)

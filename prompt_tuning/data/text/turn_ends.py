@@ -3,8 +3,9 @@
 from typing import Any
 
 from prompt_tuning.data.text.chat_templates import ChatTemplate
+from prompt_tuning.data.text.hidden_tokens import hidden_tokens
 from prompt_tuning.data.text.template_renderer import ChatRecord
-from prompt_tuning.data.text.tokenizers import HuggingFaceTokenizer, Tokenizer
+from prompt_tuning.data.text.tokenizers import Tokenizer
 
 ANSWER, CALLS = "answer", ("first_call", "second_call")
 """Content of an answer, and names of tools that another one calls."""
@@ -71,8 +72,5 @@ def _render(template: ChatTemplate, answer: dict[str, Any]) -> str:
 
 
 def _is_special(tokenizer: Tokenizer, token: int) -> bool:
-    """Returns whether a token is special, and so never a part of an answer's text."""
-    if not isinstance(tokenizer, HuggingFaceTokenizer):
-        return False
-    added = tokenizer.tokenizer.get_added_tokens_decoder().get(token)
-    return added is not None and added.special
+    """Tests whether a token is special, and so never a part of an answer's text."""
+    return token in hidden_tokens(tokenizer).values()

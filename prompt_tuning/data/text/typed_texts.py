@@ -14,9 +14,7 @@ from prompt_tuning.data.text.tokenizers import Tokenizer
 class RenderedText:
     """Consecutive typed texts that are encoded as one continuous text.
 
-    Attributes:
-      parts: the texts with their types.
-      adds_bos: whether the tokens that the model expects before a text are added.
+    With `adds_bos`, the tokens that the model expects before a text are added.
     """
 
     parts: tuple[TypedText, ...]
@@ -25,13 +23,9 @@ class RenderedText:
 
 @dataclasses.dataclass(frozen=True)
 class TypedTokens:
-    """Token ids with the type of each, 0 to 3.
+    """Token ids with their types, 0 to 3.
 
-    Attributes:
-      input_ids: the ids.
-      token_types: their types.
-      repeated: number of the tokens that another example of the same conversation reads
-        too.
+    `repeated` counts tokens that another example of the same conversation has too.
     """
 
     input_ids: list[int]
@@ -40,11 +34,7 @@ class TypedTokens:
 
 
 class TypedTextEncoder:
-    """Encodes rendered texts, each closed with EOS.
-
-    Args:
-      tokenizer: tokenizer with an EOS.
-    """
+    """Encodes rendered texts, each closed with EOS, which the tokenizer must have."""
 
     def __init__(self, tokenizer: Tokenizer):
         assert tokenizer.eos_id is not None
@@ -53,11 +43,7 @@ class TypedTextEncoder:
         self._begin = tokenizer.begin_ids
 
     def __call__(self, texts: Sequence[RenderedText]) -> list[TypedTokens]:
-        """Returns the tokens of each text; the EOS that closes it has type 1.
-
-        Raises:
-          InputError: if a text cannot be encoded.
-        """
+        """Returns the tokens by text; the EOS that closes a text has type 1."""
         encoded = self._encode_texts(
             [[text for text, _ in rendered.parts] for rendered in texts]
         )
@@ -69,7 +55,6 @@ class TypedTextEncoder:
     def _add_types(
         self, rendered: RenderedText, part_ids: Sequence[list[int]]
     ) -> TypedTokens:
-        """Adds the tokens around a text, and all types, to the ids of each part."""
         ids: list[int] = []
         types: list[int] = []
         if rendered.adds_bos:

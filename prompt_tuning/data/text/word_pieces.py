@@ -30,16 +30,7 @@ ROLES = {
 def read_word_pieces(
     file: Path, settings: Mapping[str, Any], unknown: str
 ) -> "tokenizers.Tokenizer":
-    """Reads a vocabulary of word pieces.
-
-    Args:
-      file: the vocabulary.
-      settings: settings of `tokenizer_config.json`.
-      unknown: token of words that are not in the vocabulary.
-
-    Raises:
-      InputError: if the file is no text, or a setting has another type.
-    """
+    """Reads a vocabulary of word pieces; words outside of it are `unknown`."""
     import tokenizers
     from tokenizers import models
 
@@ -88,13 +79,7 @@ def put_around(
 ) -> None:
     """Makes a tokenizer put a token before every text, and one after it.
 
-    Args:
-      tokenizer: the tokenizer.
-      around: texts of the two tokens, by their roles.
-      source: file of the tokenizer, for messages.
-
-    Raises:
-      InputError: if a token has no text, or one that stands for the text itself.
+    `around` are the texts of the two tokens, by their roles.
     """
     from tokenizers import processors
 

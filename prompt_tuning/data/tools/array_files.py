@@ -11,15 +11,7 @@ from prompt_tuning.core.numpy_files import read_npy
 
 
 def read_array(file: str | Path, axes: Sequence[str]) -> Integer[np.ndarray, "..."]:
-    """Reads an array of integers from a NumPy file.
-
-    Args:
-      file: path of a `.npy` file.
-      axes: names of the axes that the array must have, for messages.
-
-    Raises:
-      InputError: if the file contains something else, or less than it declares.
-    """
+    """Reads an array of integers with the given axes from a `.npy` file."""
     array = read_npy(Path(file))
     if array.dtype.kind not in "iu":
         kind = str(array.dtype)[:MAXIMUM_SHOWN]

@@ -17,11 +17,7 @@ import numpy as np
 
 from prompt_tuning.core.errors import InputError, StorageError, is_disk_full
 from prompt_tuning.core.limited_process import run_limited
-from prompt_tuning.data.rows.hdf5_files import (
-    open_for_writing,
-    open_hdf5,
-    reporting_damage,
-)
+from prompt_tuning.data.rows import hdf5_files
 from prompt_tuning.data.rows.hdf5_table import TOKEN_TYPE_IDS
 from prompt_tuning.data.rows.row_sources import rows_per_block
 
@@ -33,32 +29,18 @@ BYTES_PER_SECOND = 2**22
 
 
 def copy_others(path: Path, temporary: Path) -> None:
-    """Creates a copy of a file without its token types.
-
-    Raises:
-      InputError: if the file is damaged.
-      StorageError: if the disk is full.
-    """
+    """Creates a copy of a file without its token types."""
     _run(_copy_others, path, temporary)
 
 
 def check_others(path: Path, temporary: Path) -> None:
-    """Compares a file with its copy, except for their token types.
-
-    Raises:
-      InputError: if they differ.
-    """
+    """Compares a file with its copy, except for their token types."""
     _run(_check_others, path, temporary)
 
 
 @contextlib.contextmanager
 def reporting_copies(path: Path) -> Iterator[None]:
-    """Reports errors within the block as a file that cannot be copied with types.
-
-    Raises:
-      InputError: for errors of the file, and of the folder next to it.
-      StorageError: if the disk is full.
-    """
+    """Reports errors within the block as a file that cannot be copied with types."""
     try:
         yield
     except (InputError, StorageError):
@@ -89,7 +71,7 @@ def _problem(path: Path) -> str:
 
 
 def _run(function: Callable[[Path, Path], None], path: Path, temporary: Path) -> None:
-    """Calls a function, in another process if there are values of variable length."""
+    """Calls a function, in another process if values have variable length."""
     if not _has_variable_lengths(path):
         function(path, temporary)
         return
@@ -98,8 +80,7 @@ def _run(function: Callable[[Path, Path], None], path: Path, temporary: Path) ->
 
 
 def _has_variable_lengths(path: Path) -> bool:
-    """Returns whether a file has texts, lists or references in HDF5's global heaps."""
-    with open_hdf5(path) as file, reporting_damage(path):
+    with hdf5_files.open_hdf5(path) as file, hdf5_files.reporting_damage(path):
         names = ["/"]
         file.visit(names.append)
         return any(dtype.hasobject for name in names for dtype in _dtypes(file[name]))
@@ -116,8 +97,8 @@ def _dtypes(member: Any) -> Iterator[np.dtype]:
 def _copy_others(path: Path, temporary: Path) -> None:
     with (
         reporting_copies(path),
-        open_hdf5(path) as old,
-        open_for_writing(temporary) as new,
+        hdf5_files.open_hdf5(path) as old,
+        hdf5_files.open_for_writing(temporary) as new,
     ):
         for name, value in old.attrs.items():
             new.attrs[name] = value
@@ -129,8 +110,8 @@ def _copy_others(path: Path, temporary: Path) -> None:
 def _check_others(path: Path, temporary: Path) -> None:
     with (
         reporting_copies(path),
-        open_hdf5(path) as old,
-        open_hdf5(temporary) as new,
+        hdf5_files.open_hdf5(path) as old,
+        hdf5_files.open_hdf5(temporary) as new,
     ):
         copied = {str(name) for name in old if name != TOKEN_TYPE_IDS}
         if set(new) != {*copied, TOKEN_TYPE_IDS}:
@@ -141,11 +122,7 @@ def _check_others(path: Path, temporary: Path) -> None:
 
 
 def _check_copy(path: Path, old: Any, new: Any) -> None:
-    """Compares a data set, or a group with all its members, with its copy.
-
-    Raises:
-      InputError: if they differ.
-    """
+    """Compares a data set, or a group with all its members, with its copy."""
     _check_attributes(path, old, new)
     if isinstance(old, h5py.Group):
         names: list[str] = []
@@ -183,7 +160,7 @@ def _check_attributes(path: Path, old: Any, new: Any) -> None:
 
 
 def _same(old: Any, new: Any) -> bool:
-    """Returns whether two HDF5 values are equal bit for bit, so that NaN equals NaN."""
+    """Tests whether two HDF5 values are equal bit for bit, so that NaN equals NaN."""
     if isinstance(old, (h5py.Reference, h5py.RegionReference)):
         return True  # Addresses within each file may differ.
     if isinstance(old, h5py.Empty):

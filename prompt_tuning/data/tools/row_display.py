@@ -1,4 +1,4 @@
-"""Prepares rows for display: the text, type and loss weight of each token."""
+"""Prepares rows for display: the text, type and loss weight of every token."""
 
 import dataclasses
 import functools
@@ -33,8 +33,7 @@ class ShownToken:
     Attributes:
       position: position in the row.
       id: token id.
-      text: text that it adds to the previous tokens; empty if a character is still
-        incomplete.
+      text: text that it adds to the previous tokens; empty within a character.
       type: token type, 0 to 3; 1 if the data has no types.
       weight: loss weight.
     """
@@ -48,14 +47,7 @@ class ShownToken:
 
 @dataclasses.dataclass(frozen=True)
 class ShownRow:
-    """One row.
-
-    Attributes:
-      number: number of the row.
-      location: file, and line or row in it.
-      tokens: tokens in order.
-      typed: whether the data has types.
-    """
+    """One row, by number and location; `typed` if the data has types."""
 
     number: int
     location: str
@@ -73,15 +65,7 @@ def open_rows(
 ) -> RowSource:
     """Opens the rows of a file, a folder or a glob.
 
-    Args:
-      path: path of HDF5 files or of files of text.
-      tokenizer: encodes text.
-      add_eos: whether to append EOS to each row of text.
-      choice: how lines become conversations.
-      **keys: keys of lines; arguments of `LineEncoder`.
-
-    Raises:
-      InputError: if a file cannot be read, or a tokenizer is missing for its text.
+    `keys` are keys of lines; arguments of `LineEncoder`. Text needs a tokenizer.
     """
     paths = list_files(path)
     if not contains_text(paths):
@@ -106,14 +90,8 @@ def display_row(
 ) -> ShownRow:
     """Returns a row with the loss weights that its tokens have in training.
 
-    Args:
-      rows: rows of one or several files.
-      number: number of the row.
-      tokenizer: decodes the tokens; if None, their text is the id.
-      prompt_loss_weight: loss weight of prompt tokens (type 0), if the data has types.
-
-    Raises:
-      InputError: if the row does not exist, or a type is outside 0 to 3.
+    Without a tokenizer, the text of a token is its id. `prompt_loss_weight` is the
+    weight of prompt tokens (type 0), if the data has types.
     """
     if not 0 <= number < len(rows):
         raise InputError(f"row {number}: expected 0 to {len(rows) - 1}")
@@ -142,10 +120,10 @@ def display_row(
 
 
 def token_texts(ids: Sequence[int], tokenizer: Tokenizer | None) -> Iterator[str]:
-    """Yields the text that each token adds to the previous ones.
+    """Yields the texts that tokens add to the previous ones.
 
     Special tokens and ids outside the vocabulary, which decode to nothing, are shown by
-    name. Without a tokenizer, the text of each token is its id.
+    name. Without a tokenizer, the text of a token is its id.
     """
     if tokenizer is None:
         yield from (f"{id} " for id in ids)
@@ -178,7 +156,6 @@ def token_texts(ids: Sequence[int], tokenizer: Tokenizer | None) -> Iterator[str
 def _text_of(
     decode: Callable[..., str], before: Sequence[int], new: Sequence[int]
 ) -> str:
-    """Returns the text that new tokens add to the previous ones."""
     head = decode(*before) if before else ""
     whole = decode(*before, *new)
     return added_text(head, whole) if head else decode(*new)

@@ -18,24 +18,11 @@ from jaxtyping import Int64, Integer
 from prompt_tuning.core.atomic_files import sync_path
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.token_weights import COMPLETION, SEPARATOR
+from prompt_tuning.data.rows import hdf5_files
 from prompt_tuning.data.rows.data_files import Files, list_files
-from prompt_tuning.data.rows.hdf5_files import (
-    check_contents,
-    contains,
-    list_names,
-    open_data_set,
-    open_for_writing,
-    open_hdf5,
-    reporting_damage,
-)
 from prompt_tuning.data.rows.hdf5_table import INPUT_IDS, TOKEN_TYPE_IDS
 from prompt_tuning.data.rows.row_sources import rows_per_block
-from prompt_tuning.data.tools.hdf5_copy import (
-    check_others,
-    copy_others,
-    not_equal,
-    reporting_copies,
-)
+from prompt_tuning.data.tools import hdf5_copy
 from prompt_tuning.data.tools.type_rules import TypeRule
 
 TYPES = 4
@@ -48,7 +35,7 @@ class TypeCounts(NamedTuple):
     Attributes:
       path: path of the file.
       rows: number of rows.
-      counts: number of tokens of each type, `[4]`.
+      counts: number of tokens by type, `[4]`.
       unlearned: number of rows without a token of type 1 or 3, which cannot be used for
         training.
     """
@@ -62,18 +49,11 @@ class TypeCounts(NamedTuple):
 def add_token_types(
     files: Files, rule: TypeRule, *, replace: bool = False
 ) -> list[TypeCounts]:
-    """Adds `token_type_ids` to HDF5 files.
+    """Adds `token_type_ids` to HDF5 files, or replaces them with `replace`.
 
-    Every file is checked before the first is changed.
-
-    Args:
-      files: one file or several; rows are numbered through all of them.
-      rule: computes the types.
-      replace: whether to replace existing types.
-
-    Raises:
-      InputError: if a file cannot be used, already has types, or the rule does not
-        apply to a row; this file and all later ones are unchanged.
+    Every file is checked before the first is changed. If the rule does not apply to a
+    row, its file and all later ones are unchanged. The rule counts rows through all
+    files.
     """
     paths = [path.resolve() for path in list_files(files)]
     if len(set(paths)) < len(paths):
@@ -95,20 +75,16 @@ def add_token_types(
 
 
 def _check_file(path: Path, replace: bool) -> int:
-    """Returns the number of rows of a file.
-
-    Raises:
-      InputError: if types cannot be added to it.
-    """
-    with open_hdf5(path) as file:
-        if not contains(path, file, INPUT_IDS):
+    """Returns the number of rows of a file that types can be added to."""
+    with hdf5_files.open_hdf5(path) as file:
+        if not hdf5_files.contains(path, file, INPUT_IDS):
             raise InputError(
-                f"{path} has the data sets {list_names(path, file)}, expected "
-                f"{INPUT_IDS!r}"
+                f"{path} has the data sets {hdf5_files.list_names(path, file)}, "
+                f"expected {INPUT_IDS!r}"
             )
-        check_contents(path, file)
-        ids = open_data_set(path, file, INPUT_IDS)
-        if contains(path, file, TOKEN_TYPE_IDS) and not replace:
+        hdf5_files.check_contents(path, file)
+        ids = hdf5_files.open_data_set(path, file, INPUT_IDS)
+        if hdf5_files.contains(path, file, TOKEN_TYPE_IDS) and not replace:
             raise InputError(
                 f"{path} already has {TOKEN_TYPE_IDS}; --replace replaces them"
             )
@@ -116,12 +92,8 @@ def _check_file(path: Path, replace: bool) -> int:
 
 
 def _check_rule(path: Path, rule: TypeRule, start: int) -> None:
-    """Applies the rule to every row and discards the result.
-
-    Raises:
-      InputError: if it does not apply to a row.
-    """
-    with open_hdf5(path) as file:
+    """Applies the rule to every row and discards the result."""
+    with hdf5_files.open_hdf5(path) as file:
         for first, ids in _blocks(path, file):
             _types(path, rule, start + first, ids)
 
@@ -130,10 +102,10 @@ def _blocks(
     path: Path, file: h5py.File
 ) -> Iterator[tuple[int, Integer[np.ndarray, "c n"]]]:
     """Yields the first row's number and the token ids of many rows at a time."""
-    ids = open_data_set(path, file, INPUT_IDS)
+    ids = hdf5_files.open_data_set(path, file, INPUT_IDS)
     count = rows_per_block(ids.shape[1])
     for first in range(0, len(ids), count):
-        with reporting_damage(path, f"rows from {first}"):
+        with hdf5_files.reporting_damage(path, f"rows from {first}"):
             block = ids[first : first + count]
         yield first, block
 
@@ -148,15 +120,14 @@ def _types(
 
 
 def _replace_types(path: Path, rule: TypeRule, start: int) -> TypeCounts:
-    """Replaces a file by a copy with the rule's types."""
     _remove_abandoned(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with reporting_copies(path):
-            copy_others(path, temporary)
+        with hdf5_copy.reporting_copies(path):
+            hdf5_copy.copy_others(path, temporary)
             _add_types(path, temporary, rule, start)
             counts = _verify_types(path, temporary, rule, start)
-            check_others(path, temporary)
+            hdf5_copy.check_others(path, temporary)
             shutil.copymode(path, temporary)
             sync_path(temporary)
             temporary.replace(path)
@@ -167,7 +138,7 @@ def _replace_types(path: Path, rule: TypeRule, start: int) -> TypeCounts:
 
 
 def _remove_abandoned(path: Path) -> None:
-    """Removes the incomplete copies that killed processes left next to a file."""
+    """Removes incomplete copies that killed processes left next to a file."""
     for copy in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
         process = copy.name.removesuffix(".tmp").rpartition(".")[2]
         if process.isdecimal() and not _is_running(int(process)):
@@ -185,9 +156,11 @@ def _is_running(process: int) -> bool:
 
 
 def _add_types(path: Path, temporary: Path, rule: TypeRule, start: int) -> None:
-    """Writes the types into the copy."""
-    with open_hdf5(path) as old, open_for_writing(temporary, "r+") as new:
-        ids = open_data_set(path, old, INPUT_IDS)
+    with (
+        hdf5_files.open_hdf5(path) as old,
+        hdf5_files.open_for_writing(temporary, "r+") as new,
+    ):
+        ids = hdf5_files.open_data_set(path, old, INPUT_IDS)
         target = new.create_dataset(
             TOKEN_TYPE_IDS,
             shape=ids.shape,
@@ -205,19 +178,15 @@ def _add_types(path: Path, temporary: Path, rule: TypeRule, start: int) -> None:
 def _verify_types(
     path: Path, temporary: Path, rule: TypeRule, start: int
 ) -> TypeCounts:
-    """Reads the types in the copy back and compares them with the rule.
-
-    Raises:
-      InputError: if they differ.
-    """
+    """Reads the types in the copy back and compares them with the rule."""
     counts, unlearned, rows = np.zeros(TYPES, np.int64), 0, 0
-    with open_hdf5(path) as old, open_hdf5(temporary) as new:
+    with hdf5_files.open_hdf5(path) as old, hdf5_files.open_hdf5(temporary) as new:
         written = new[TOKEN_TYPE_IDS]
         assert isinstance(written, h5py.Dataset)
         for first, ids in _blocks(path, old):
             types = written[first : first + len(ids)]
             if not np.array_equal(types, _types(path, rule, start + first, ids)):
-                raise not_equal(path, f"types of rows from {first} differ")
+                raise hdf5_copy.not_equal(path, f"types of rows from {first} differ")
             counts += np.bincount(types.ravel(), minlength=TYPES)
             learned = np.isin(types, (COMPLETION, SEPARATOR)).any(axis=1)
             unlearned += int(np.count_nonzero(~learned))

@@ -1,8 +1,8 @@
-"""Rules for the type of each token of a row: prompt, completion, separator or padding.
+"""Rules for the types of a row's tokens: prompt, completion, separator or padding.
 
-A row has one or more examples, each ended by an *end* token (type 3), and padding
-(type 2) before, after or between them. The first part of an example is its prompt
-(type 0), and the rest its completion (type 1).
+A row has one or more examples, each ended by an *end* token (type 3), and padding (type
+2) before, after or between them. The first part of an example is its prompt (type 0),
+and the rest its completion (type 1).
 """
 
 import dataclasses
@@ -36,8 +36,7 @@ class TypeRule(Protocol):
     def __call__(self, input_ids: Ids, start: int) -> Int32[np.ndarray, "c n"]:
         """Returns the types of rows `start` to `start + c`.
 
-        Raises:
-          InputError: at the first row that the rule does not apply to.
+        The message about a row that the rule does not apply to gives its number.
         """
         ...
 
@@ -54,7 +53,7 @@ class EndTokens:
     shares with EOS, and belongs to the example that follows.
 
     Attributes:
-      end_id: id of the token that ends an example; None if there is none.
+      end_id: id of the token that ends an example, or None.
       padding_id: id of the token that fills a row; None if rows are full.
     """
 
@@ -90,8 +89,7 @@ class EndTokens:
     def check(self, input_ids: Ids, start: int) -> None:
         """Refuses rows if padding cannot be told from their other tokens.
 
-        Raises:
-          InputError: if a row begins with several tokens that are both BOS and padding.
+        They begin with more than one token that is both BOS and padding.
         """
         if self.padding_id is None or self.padding_id != self.end_id:
             return
@@ -135,8 +133,7 @@ class UntilSeparator:
       separators: ids that separate a prompt from its completion.
       which: whether the first or the last separator of an example ends its prompt.
       ends: tokens that end examples and fill rows.
-      learn_others: whether all of an example without a separator is learned; if not,
-        it is rejected.
+      learn_others: whether an example without a separator is learned, or rejected.
     """
 
     separators: tuple[int, ...]
@@ -187,7 +184,7 @@ class UntilSeparator:
 def _example_bounds(
     ends: Mask,
 ) -> tuple[Integer[np.ndarray, "c n"], Integer[np.ndarray, "c n"]]:
-    """Returns the first and last position of the example that each token is in."""
+    """Returns the first and last position of each token's example."""
     first = np.roll(_last_position(ends), 1, axis=1) + 1
     first[:, :1] = 0
     return first, np.minimum(_next_position(ends), ends.shape[1] - 1)
@@ -208,11 +205,11 @@ def _last_position(mask: Mask) -> Integer[np.ndarray, "c n"]:
 
 @dataclasses.dataclass(frozen=True)
 class PromptLengths:
-    """Makes the first tokens of each row its prompt; see `TypeRule`.
+    """Makes the first tokens of a row its prompt; see `TypeRule`.
 
     Attributes:
-      lengths: number of prompt tokens of all rows, or of each row, `[rows]`, from the
-        first token that is not padding.
+      lengths: number of prompt tokens of all rows, or `[rows]`, from the first token
+        that is not padding.
       ends: tokens that end examples and fill rows.
       source: file of the lengths, for messages.
     """
@@ -247,12 +244,7 @@ class PromptLengths:
 
 @dataclasses.dataclass(frozen=True)
 class GivenTypes:
-    """Uses types from an array; see `TypeRule`.
-
-    Attributes:
-      types: type of each token, `[rows, n]`.
-      source: file of the types, for messages.
-    """
+    """Uses types from an array `[rows, n]` of the file `source`; see `TypeRule`."""
 
     types: Integer[np.ndarray, "rows n"]
     source: str = "the array"

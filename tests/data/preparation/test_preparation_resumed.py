@@ -100,7 +100,7 @@ def test_the_bytes_are_the_same_after_any_interruption(
             yield answer
 
     with monkeypatch.context() as patch:
-        patch.setattr(module, "run_tasks", stopped)
+        patch.setattr(worker_pool, "run_tasks", stopped)
         with pytest.raises(Killed):
             prepare(preparation(inputs, output), workers=1)
     assert not output.exists() and scratch_path(output).exists()
@@ -112,7 +112,7 @@ def test_the_bytes_are_the_same_after_any_interruption(
             resumed += 1
             yield answer
 
-    monkeypatch.setattr(module, "run_tasks", counted)
+    monkeypatch.setattr(worker_pool, "run_tasks", counted)
     prepare(preparation(inputs, output), workers=1)
     assert snapshot(output) == whole
     assert list(tmp_path.iterdir()) == [output]
@@ -170,7 +170,7 @@ def test_another_preparation_is_not_overwritten_without_force(
     output = tmp_path / "out"
 
     with monkeypatch.context() as patch:
-        patch.setattr(module, "run_tasks", stop)
+        patch.setattr(worker_pool, "run_tasks", stop)
         with pytest.raises(Killed):
             prepare(preparation(inputs, output), workers=1)
     longer = preparation(inputs, output, length=128)
@@ -190,7 +190,7 @@ def test_preparation_resumes_with_its_own_tokenizer_next_to_the_output(
     choice = TokenizerChoice(str(folder))
     request = preparation(inputs, folder / "out", tokenizer=choice)
     with monkeypatch.context() as patch:
-        patch.setattr(module, "run_tasks", stop)
+        patch.setattr(worker_pool, "run_tasks", stop)
         with pytest.raises(Killed):
             prepare(request, workers=1)
     (folder / "notes.txt").write_text("mine")
@@ -216,7 +216,7 @@ def test_a_template_sees_the_day_on_which_the_work_began(inputs, tmp_path, monke
     assert first["train_1_of_3.hdf5"] != second["train_1_of_3.hdf5"]
     at(monday)
     with monkeypatch.context() as patch:
-        patch.setattr(module, "run_tasks", stop)
+        patch.setattr(worker_pool, "run_tasks", stop)
         with pytest.raises(Killed):
             prepare(asked("out", None), workers=1)
     at(tuesday)
@@ -238,7 +238,7 @@ def test_a_changed_template_or_sibling_file_restarts_preparation(
         text=TextFormat(chat=True, chat_template=str(template)),
     )
     with monkeypatch.context() as patch:
-        patch.setattr(module, "run_tasks", stop)
+        patch.setattr(worker_pool, "run_tasks", stop)
         with pytest.raises(Killed):
             prepare(request, workers=1)
     file = folder / changed

@@ -131,11 +131,8 @@ def test_special_and_unknown_ids_have_no_text(bpe, unigram):
     assert unigram.token(399) == "<unused 399>"
 
 
-def test_arguments_override_files():
-    tokenizer = load_tokenizer(UNIGRAM, bos_id=0, add_bos=True, pad_id=3)
-    assert (tokenizer.bos_id, tokenizer.begin_ids, tokenizer.pad_id) == (0, (0,), 3)
-    with pytest.raises(InputError, match="defines no BOS"):
-        load_tokenizer(UNIGRAM, add_bos=True)
+def test_an_argument_overrides_the_files():
+    assert load_tokenizer(UNIGRAM, eos_id=3).eos_id == 3
 
 
 def words_tokenizer(folder, **model):
