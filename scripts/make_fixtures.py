@@ -328,6 +328,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "final_logit_softcapping": 2.0,
     },
     "gemma4_text": GEMMA4,
+    "gemma4_experts": GEMMA4
+    | {
+        **{"model_type": "gemma4_text", "enable_moe_block": True},
+        **{"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 12},
+    },
     "gemma4": {
         # The last layers share keys and values of the first.
         "text_config": GEMMA4

@@ -6,6 +6,7 @@ class DerivedSizes:
 
     attention_multiplier: float | None
     convolution_width: int
+    experts: int
     head_width: int
     norm_epsilon: float
     recurrence: str
@@ -15,6 +16,7 @@ class DerivedSizes:
     recurrent_norm_epsilon: float | None
     recurrent_width: int
     rotary_width: int | None
+    routing: str
     scale_scores: bool
     value_width: int | None
     width: int
@@ -25,6 +27,11 @@ class DerivedSizes:
         keys = 2 * self.recurrent_key_heads * self.recurrent_key_width
         keys *= self.recurrence != "mamba"  # which computes them afterwards
         return keys + self.recurrent_heads * self.recurrent_width or self.width
+
+    @property
+    def separate_norms(self) -> bool:
+        """Whether the router, experts and shared expert each have norms (Gemma 4)."""
+        return self.experts > 0 and self.routing == "separate_norms"
 
     @property
     def window_inputs(self) -> int:

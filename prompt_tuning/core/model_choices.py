@@ -30,7 +30,9 @@ WITH_VALUES: tuple[ClassProblem, ...] = ("multi_label", "regression")
 UNRANKED: tuple[ClassProblem, ...] = ("regression", "tokens")
 """Problems without one right class of each text, so without `label_accuracy`."""
 Biases = Literal["none", "qkv", "attention", "latent", "mlp", "out_mlp", "all"]
-Routing = Literal["softmax", "sigmoid", "sigmoid_inputs", "sparse_mixer"]
+Routing = Literal[
+    "softmax", "sigmoid", "sigmoid_inputs", "sparse_mixer", "separate_norms"
+]
 Recurrence = Literal[
     "none", "short_convolution", "gated_delta", "mamba2", "mamba", "lightning"
 ]

@@ -65,14 +65,14 @@ class ModelConfig(DerivedSizes):
       normalize_experts: whether the weights of these experts sum to 1.
       routing: how experts are chosen (see `models.expert_routing`): by the softmax of
         their scores, by sigmoids (DeepSeek V3), which may weigh the experts' inputs
-        instead of their outputs (Llama 4), or by SparseMixer (Phi 3.5 MoE).
+        instead of their outputs (Llama 4), by SparseMixer (Phi 3.5 MoE), or by the
+        softmax after a norm for routing alone (Gemma 4).
       expert_margin: relative distance to the best score that SparseMixer accepts.
       expert_groups: number of groups of experts.
       expert_groups_per_token: number of the best groups that a token may use.
       expert_multiplier: factor of the experts' weights.
       expert_sum_epsilon: added to the sum that normalizes sigmoids.
-      shared_expert_width: width of an expert that processes every token; 0 for none
-        (Qwen 2 MoE).
+      shared_expert_width: width of an expert for every token (Qwen 2 MoE), or 0.
       shared_expert_gated: whether a learned score weighs the shared expert.
       dense_layers: layers without experts in a model with experts, or with another
         width among the `sharing_layers`.

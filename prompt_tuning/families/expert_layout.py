@@ -27,14 +27,15 @@ BALANCING = frozenset({"output_router_logits", "router_aux_loss_coef"})
 
 
 def read_experts(
-    settings: HuggingFaceSettings, count: str = "num_experts"
+    settings: HuggingFaceSettings,
+    count: str = "num_experts",
+    per_token: str = "num_experts_per_tok",
 ) -> dict[str, Any]:
     """Reads the number of experts, and how many process a token."""
-    total = settings.size(count)
-    per_token = settings.size("num_experts_per_tok")
-    if per_token > total:
-        settings.refuse("num_experts_per_tok", f"at most {count}, {total}")
-    return {"experts": total, "experts_per_token": per_token}
+    total, chosen = settings.size(count), settings.size(per_token)
+    if chosen > total:
+        settings.refuse(per_token, f"at most {count}, {total}")
+    return {"experts": total, "experts_per_token": chosen}
 
 
 def read_dense_layers(settings: HuggingFaceSettings) -> dict[str, Any]:

@@ -17,7 +17,11 @@ from prompt_tuning.core.layer_kinds import (
     layer_kinds,
 )
 from prompt_tuning.core.model_config import ModelConfig
-from prompt_tuning.families.expert_layout import prefix_of
+from prompt_tuning.families.expert_layout import (
+    fused_experts,
+    prefix_of,
+    read_experts,
+)
 from prompt_tuning.families.gemma import GEMMA
 from prompt_tuning.families.gemma3 import GEMMA3
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
@@ -26,6 +30,7 @@ from prompt_tuning.families.layer_settings import (
     read_windows,
 )
 from prompt_tuning.families.llama_layout import (
+    NORMS,
     PROJECTIONS,
     QUERY_KEY_NORMS,
     layout_recipes,
@@ -57,6 +62,21 @@ KINDS = {
 }
 """Kinds of layers that have the modules of a part."""
 SOUND = {"audio_config", "audio_token_id", "boa_token_id", "eoa_token_index"}
+EXPERTS = {
+    "router": "router.proj.weight",
+    "inward": "experts.gate_up_proj",
+    "outward": "experts.down_proj",
+}
+EXPERT_NORMS = {
+    "mlp/norms/shared": "pre_feedforward_layernorm",
+    "mlp/norms/shared_out": "post_feedforward_layernorm_1",
+    "mlp/norms/experts": "pre_feedforward_layernorm_2",
+    "mlp/norms/experts_out": "post_feedforward_layernorm_2",
+}
+EXPERT_TENSORS = {
+    "mlp/norms/router/scale": ("router.scale", identity),
+    "mlp/expert_factors": ("router.per_expert_scale", identity),
+}
 INPUTS = {
     "layer_input/gate": "per_layer_input_gate",
     "layer_input/projection": "per_layer_projection",
@@ -68,8 +88,6 @@ def read_gemma4(settings: HuggingFaceSettings) -> dict[str, Any]:
     settings = settings.with_defaults(DEFAULTS)
     settings.choose("hidden_activation", ("gelu_pytorch_tanh",))
     settings.choose("use_bidirectional_attention", ("vision",))  # of images alone
-    reason = "experts in this family are not implemented"
-    settings.require("enable_moe_block", False, reason)
     fields = read_layout(settings, tied=True)
     layers, width = fields["layers"], fields["head_width"]
     windows = read_windows(settings, layers, [*alternating(layers, 6)[:-1], FULL])
@@ -81,6 +99,7 @@ def read_gemma4(settings: HuggingFaceSettings) -> dict[str, Any]:
         fields
         | windows
         | _read_sharing(settings, fields)
+        | _read_experts(settings, fields)
         | read_proportional(settings, wide, base=1_000_000.0, partial=0.25)
         | read_window_rotary(settings, 10_000.0)
         | {
@@ -128,6 +147,22 @@ def _read_sharing(
     }
 
 
+def _read_experts(
+    settings: HuggingFaceSettings, fields: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Reads experts that run beside the feed-forward layer, which is the shared one."""
+    if not settings.flag("enable_moe_block", False):
+        return {}
+    if settings.flag("use_double_wide_mlp", False):
+        settings.refuse("use_double_wide_mlp", "False with enable_moe_block")
+    return read_experts(settings, per_token="top_k_experts") | {
+        "feed_forward_width": settings.size("moe_intermediate_size"),
+        "shared_expert_width": fields["feed_forward_width"],
+        "shared_expert_gated": False,
+        "routing": "separate_norms",
+    }
+
+
 def _full_sizes(
     settings: HuggingFaceSettings, windows: Mapping[str, Any], groups: int
 ) -> tuple[int, int]:
@@ -166,6 +201,13 @@ def gemma4_recipes(
     """
     modules, norms = (_of_kinds(config, x) for x in (PROJECTIONS, QUERY_KEY_NORMS))
     prefix = prefix_of(names) if prefix is None else prefix
+    layer_norms, experts = NORMS["around"], {}
+    layer = {"factor": ("layer_scalar", identity)}
+    if config.experts:
+        layer_norms = {x: y for x, y in layer_norms.items() if x != "mlp_norm"}
+        norms |= EXPERT_NORMS
+        layer |= EXPERT_TENSORS
+        experts = fused_experts(config, prefix, **EXPERTS)
     more = {}
     if config.layer_input_width:
         modules |= INPUTS
@@ -181,18 +223,23 @@ def gemma4_recipes(
             ),
             "decoder/layer_inputs/norm/scale": ("per_layer_projection_norm", identity),
         }
-    return layout_recipes(
-        config,
-        names,
-        modules=modules,
-        query_key_norms=norms,
-        prefix=prefix,
-        head=head,
-        others={"factor": ("layer_scalar", identity)},
-    ) | {
-        ours: Recipe((f"{prefix}{name}.weight",), transform=part)
-        for ours, (name, part) in more.items()
-    }
+    return (
+        layout_recipes(
+            config,
+            names,
+            modules=modules,
+            norms=layer_norms,
+            query_key_norms=norms,
+            prefix=prefix,
+            head=head,
+            others=layer,
+        )
+        | experts
+        | {
+            ours: Recipe((f"{prefix}{name}.weight",), transform=part)
+            for ours, (name, part) in more.items()
+        }
+    )
 
 
 def _of_kinds(config: ModelConfig, table: Mapping[str, str]) -> dict[str, str]:
@@ -205,7 +252,8 @@ def _of_kinds(config: ModelConfig, table: Mapping[str, str]) -> dict[str, str]:
             shared = kind in SHARING.values() and name.startswith(("key", "value"))
             alike = config.keys_as_values and (kind, name) == (FULL_ATTENTION, "value")
             if not shared and not alike:
-                found[f"{kind}/{name}"] = module
+                block = "mlp/shared" if config.experts and part == "mlp" else kind
+                found[f"{block}/{name}"] = module
     return found
 
 

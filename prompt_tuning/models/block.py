@@ -160,10 +160,10 @@ class Block(nnx.Module):
         self.self_attention_out_norm = norm("self_attention_out_norm", after)
         self.cross_attention_norm = norm("cross_attention_norm", before and cross)
         self.cross_attention = attention("cross_attention", layers if cross else 0)
-        self.cross_attention_out_norm = norm(
-            "cross_attention_out_norm", after and cross
-        )
-        self.mlp_norm = norm("mlp_norm", before and not self.shares_norm)
+        after_cross = after and cross
+        self.cross_attention_out_norm = norm("cross_attention_out_norm", after_cross)
+        before_mlp = before and not (self.shares_norm or config.separate_norms)
+        self.mlp_norm = norm("mlp_norm", before_mlp)
         feed_forward = MixtureOfExperts if config.experts else FeedForward
         self.mlp = part(FEED_FORWARD, feed_forward)
         self.dense_mlp = part(DENSE, FeedForward, width=config.dense_width)

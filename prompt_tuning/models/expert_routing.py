@@ -27,6 +27,13 @@ def route(
     return chosen, weights
 
 
+def route_by_scaled_scores(
+    scores: Float[Array, "n E"], config: ModelConfig
+) -> tuple[Int[Array, "n k"], Float[Array, "n k"]]:
+    """Does the same as `route` with scores divided by `sqrt(D)` (Gemma 4)."""
+    return route(scores * config.width**-0.5, config)
+
+
 def route_by_sparse_mixer(
     scores: Float[Array, "n E"], config: ModelConfig
 ) -> tuple[Int[Array, "n k"], Float[Array, "n k"]]:
@@ -79,5 +86,6 @@ ROUTES = {
     "softmax": route,
     "sigmoid_inputs": route_by_inputs,
     "sparse_mixer": route_by_sparse_mixer,
+    "separate_norms": route_by_scaled_scores,
 }
 """Choices that need no corrections of scores, by `ModelConfig.routing`."""

@@ -39,10 +39,13 @@ from prompt_tuning.models.expert_routing import (
     route_by_sigmoid,
 )
 from prompt_tuning.models.layers import ACTIVATIONS, Dense, FeedForward
+from prompt_tuning.models.norms import Norm
 from prompt_tuning.sharding import collectives
 
 STACKED = ("layers", "experts")
 """Logical axes before those of a kernel."""
+NORMS = ("router", "experts", "experts_out", "shared", "shared_out")
+"""Norms of a layer whose parts have separate ones."""
 
 
 class ExpertKernels(NamedTuple):
@@ -84,6 +87,11 @@ class MixtureOfExperts(nnx.Module):
       expert_up_bias: `[L, E, F]`, or None.
       expert_down_bias: `[L, E, D]`, or None.
       experts: the experts' projections by name, where they have adapters.
+      norms: with `routing` "separate_norms" (Gemma 4), the norms of what enters and
+        leaves the shared expert and the experts, and of what enters the router; the
+        block then has no norm before this layer. Empty otherwise.
+      expert_factors: factor of each expert's weight after routing, `[L, E]`; None
+        unless the norms are separate.
       shared: expert that processes every token, or None.
       shared_gate: its weight is the sigmoid of this score, `[L, D, 1]`; None for weight
         1.
@@ -95,16 +103,6 @@ class MixtureOfExperts(nnx.Module):
 
         biased = "gate" in config.biased_projections
         dtype = config.parameter_dtype
-
-        def dense(name, size, axis, bias=False):
-            return Dense(
-                named_key(key, name),
-                (width, size),
-                ("embed", axis),
-                layers=layers,
-                bias=bias,
-                dtype=UNQUANTIZED if dtype in STORES else dtype,
-            )
 
         def kernels(name, sizes, axes):
             part_key = named_key(key, f"expert_{name}")
@@ -120,18 +118,7 @@ class MixtureOfExperts(nnx.Module):
             zeros = jax.nn.initializers.zeros
             return declare(named_key(key, name), shape, axes, zeros, dtype)
 
-        self.router = dense("router", count, "experts", biased)
-        self.router_correction = (
-            declare(
-                named_key(key, "router_correction"),
-                (layers, count),
-                ("layers", "experts"),
-                jax.nn.initializers.zeros,
-                "float32",  # small differences choose, as in transformers
-            )
-            if config.routing == "sigmoid"
-            else None
-        )
+        self._declare_routing(key, config, layers, biased)
         self.experts = nnx.Dict()
         for name in ("gate", "up") if config.gated else ("up",):
             kernels(name, (width, inner), ("embed", "mlp"))
@@ -146,7 +133,35 @@ class MixtureOfExperts(nnx.Module):
             else None
         )
         gated = shared and config.shared_expert_gated
-        self.shared_gate = dense("shared_gate", 1, "shared_gate") if gated else None
+        self.shared_gate = (
+            _score(key, config, layers, "shared_gate", 1, "shared_gate")
+            if gated
+            else None
+        )
+
+    def _declare_routing(self, key, config, layers, biased):
+        """Declares what chooses and weighs experts, and norms beside the block's."""
+
+        def per_expert(name, initializer, dtype, present):
+            shape = (layers, config.experts)
+            if not present:
+                return None
+            return declare(named_key(key, name), shape, STACKED, initializer, dtype)
+
+        scores = key, config, layers, "router", config.experts, "experts", biased
+        self.router = _score(*scores)
+        start, separate = jax.nn.initializers, config.separate_norms
+        # In float32, since small differences choose, as in transformers.
+        self.router_correction = per_expert(
+            "router_correction", start.zeros, "float32", config.routing == "sigmoid"
+        )
+        self.expert_factors = per_expert(
+            "expert_factors", start.ones, config.parameter_dtype, separate
+        )
+        names = NORMS if separate else ()
+        self.norms = nnx.Dict(
+            {x: Norm(named_key(key, x), config, stacked=layers) for x in names}
+        )
 
     def __call__(
         self,
@@ -159,7 +174,9 @@ class MixtureOfExperts(nnx.Module):
         Dropout applies to the shared expert's activations only, since the experts
         chosen for a token vary.
         """
-        chosen, weights = self._route(x)
+        chosen, weights = self._route(self._normalized("router", x))
+        if self.expert_factors is not None:
+            weights = weights * self.expert_factors[...][chosen]  # [n, k]
         stored = {
             name: KernelParameters.arrays_in(self, f"expert_{name}")
             for name in self.experts
@@ -176,7 +193,7 @@ class MixtureOfExperts(nnx.Module):
         weights = weights.astype(x.dtype)
         run = run_grouped if jax.default_backend() in GROUPED else run_all
         output = run(
-            collectives.copy_to_shards(x, "mlp"),
+            collectives.copy_to_shards(self._normalized("experts", x), "mlp"),
             chosen,
             collectives.copy_to_shards(weights, "mlp"),
             kernels,
@@ -191,12 +208,17 @@ class MixtureOfExperts(nnx.Module):
         if self.expert_down_bias is not None:
             bias = self.expert_down_bias[...].astype(x.dtype)
             output = output + weights_of_all(chosen, weights, len(bias)) @ bias
+        output = self._normalized("experts_out", output)
         if self.shared is None:
             return output
-        shared = self.shared(x, key, numbers)
+        shared = self.shared(self._normalized("shared", x), key, numbers)
+        shared = self._normalized("shared_out", shared)
         if self.shared_gate is None:
             return output + shared
         return output + jax.nn.sigmoid(self.shared_gate(x)) * shared
+
+    def _normalized(self, name, x):
+        return self.norms[name](x) if name in self.norms else x
 
     def _route(self, x):
         """Chooses each token's experts and their weights."""
@@ -217,6 +239,27 @@ class MixtureOfExperts(nnx.Module):
         weights = jax.vmap(jax.vmap(as_float32))(*held)
         inward = ("mlp", "embed") if name == "expert_down" else ("embed", "mlp")
         store_kernel(weights, (*STACKED, *inward), store).set_in(self, name)
+
+
+def _score(
+    key: Key[Array, ""],
+    config: ModelConfig,
+    layers: int,
+    name: str,
+    size: int,
+    axis: str,
+    bias: bool = False,
+) -> Dense:
+    """Returns a projection to scores, which is never quantized."""
+    dtype = config.parameter_dtype
+    return Dense(
+        named_key(key, name),
+        (config.width, size),
+        ("embed", axis),
+        layers=layers,
+        bias=bias,
+        dtype=UNQUANTIZED if dtype in STORES else dtype,
+    )
 
 
 GROUPED = ("gpu", "tpu")

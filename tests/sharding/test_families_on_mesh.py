@@ -62,6 +62,7 @@ CASES = [
     # Heads of two sizes; keys, values and inputs that layers share.
     ("gemma4_text", TENSOR),
     ("gemma4", TENSOR),
+    ("gemma4_experts", TENSOR),
     # Vectors of relative positions that all devices project.
     ("deberta-v2", TENSOR),
     # Compressed vectors, which devices share.
