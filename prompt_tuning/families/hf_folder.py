@@ -56,6 +56,7 @@ TOKEN_IDS = {
 }
 EOS = "eos_token_id"
 TIED = "tie_word_embeddings"
+EMBEDDING = "token_embedder/embedding"
 CONFIG, GENERATION = "config.json", "generation_config.json"
 MAXIMUM_END_IDS = 64
 """Maximum number of tokens that end a generated text; each is compared in each step."""
@@ -220,7 +221,7 @@ def _has_tied_head(
         return declared or family.tied_without_head
     table = next((name for name in family.embedding_tables if name in stored), None)
     if not declared or table is None:
-        return False
+        return declared
     head, embedding = stored[name], stored[table]
     if head.shape == embedding.shape and np.array_equal(head.read(), embedding.read()):
         return True
@@ -265,6 +266,11 @@ def find_recipes(config: ModelConfig, names: Collection[str] = ()) -> dict[str, 
     """
     family = find_family(config)
     recipes = family.recipes(config, names)
+    table, head = recipes.get(EMBEDDING), family.head_name
+    has_table = table is None or any(name in names for name in table.sources)
+    # Of two tensors that share memory, some programs store the head alone.
+    if table is not None and config.tied_head and head in names and not has_table:
+        recipes[EMBEDDING] = dataclasses.replace(table, sources=(head,))
     if not config.labels:
         return recipes
     return with_class_head(recipes, config, class_layers(config), names)

@@ -184,6 +184,20 @@ def test_configs_describe_the_fixtures():
     assert original.eos_id == 1
 
 
+@pytest.mark.parametrize("case", ["gpt2_tied", "llama_tied", "qwen2_bias_tied"])
+def test_a_tied_model_may_store_its_head_alone(case, tmp_path):
+    """As in transformers; safetensors writes one of two tensors that share memory."""
+    source = FOLDERS[case]
+    shutil.copy(source / "config.json", tmp_path)
+    tensors = load_file(source / "model.safetensors")
+    (table,) = (name for name in tensors if "wte" in name or "embed_tokens" in name)
+    tensors["lm_head.weight"] = tensors.pop(table)
+    save_file(tensors, tmp_path / "model.safetensors")
+    restored = restore(tmp_path)[1]
+    for path, array in restore(source)[1].items():
+        np.testing.assert_array_equal(restored[path], array)
+
+
 @pytest.mark.parametrize("case", ["gpt2_tied", "llama_tied"])
 def test_names_may_lack_the_base_models_prefix(case, tmp_path):
     raw = load_file(FOLDERS[case] / "model.safetensors")
