@@ -40,7 +40,7 @@ def read_qwen3_vl(settings: HuggingFaceSettings) -> dict[str, Any]:
 QWEN3_VL = dataclasses.replace(
     QWEN3,
     model_type="qwen3_vl",
-    title="Qwen 3 VL (dense) (text model only)",
+    title="Qwen 3 VL (dense; text model only)",
     read_fields=read_qwen3_vl,
     recipes=text_part_recipes,
     embedding_tables=TABLES,

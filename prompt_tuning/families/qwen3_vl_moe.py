@@ -54,7 +54,7 @@ READERS = {"qwen3_vl_moe_text": read_qwen3_vl_moe_text}
 QWEN3_VL_MOE = dataclasses.replace(
     QWEN3_VL,
     model_type="qwen3_vl_moe",
-    title="Qwen 3 VL (experts) (text model only)",
+    title="Qwen 3 VL (experts; text model only)",
     read_fields=functools.partial(read_text_part, readers=READERS, tied=False),
     recipes=qwen3_vl_moe_recipes,
     write_settings=None,

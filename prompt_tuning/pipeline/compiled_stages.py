@@ -1,7 +1,7 @@
 """The stages of a model, compiled for one shape of micro-batch.
 
-With virtual stages, each chunk of blocks is compiled like a stage. The chunks are in
-the order of the model, and the chunks of a stage have the same devices.
+With virtual stages, each chunk of blocks is compiled like a stage. Chunks are in the
+order of the model, and a stage's chunks have the same devices.
 """
 
 import functools
@@ -54,7 +54,7 @@ class CompiledStages:
           layers: number of blocks of each.
           parameters: the trained parameters, or their shapes, and the shapes of all
             parameters without padding.
-          others: a micro-batch, the dropout key and the micro-batch's number.
+          others: a micro-batch, the dropout key and the micro-batch's index.
         """
         trained, self._shapes = parameters
         self._trained = frozenset(trained)
@@ -86,7 +86,7 @@ class CompiledStages:
         self._build()
 
     def _padded(self, shapes: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns shapes with the vocabulary padded as a mesh needs it."""
+        """Pads the vocabulary in shapes as a mesh needs it."""
         layout = self._stages[0].layout
         if layout is None:
             return dict(shapes)
@@ -164,12 +164,10 @@ class CompiledStages:
         )
 
     def _finish_program(self, stage: int) -> Program:
-        """Returns the program that sums what the devices of a stage computed.
+        """Returns the program that sums the results of a stage's devices.
 
-        It is compiled for one number of micro-batches.
-
-        Its results have a first dimension for stages, of size 1, and as many rows as
-        the largest stage's.
+        It is compiled for a fixed number of micro-batches. Its results have a first
+        dimension for stages, of size 1, and as many rows as the largest stage's.
         """
         devices, axes = self._stages[stage], self._axes
         paths = list(self._select(self._own_shapes[stage], True))
@@ -189,9 +187,7 @@ class CompiledStages:
     def place_frozen(self, frozen: Parameters, placed: "FrozenParts") -> None:
         """Puts each stage's frozen parameters on its devices, unless they are there.
 
-        Args:
-          frozen: the frozen parameters.
-          placed: what is on the devices already; parts are added.
+        Newly placed parts are added to `placed`.
         """
         if self._frozen is frozen:
             return
@@ -225,7 +221,7 @@ class CompiledStages:
         return self._take[key](parameters)
 
     def _put_own(self, stage: int, rows: Parameters) -> dict[str, Any]:
-        """Puts a stage's rows on its devices; nothing if they are another process's."""
+        """Puts a stage's rows on its devices; nothing if another process has them."""
         devices = self._stages[stage]
         if not devices.is_local:
             return {}
@@ -241,7 +237,7 @@ class CompiledStages:
     ) -> list[StageWorker | None]:
         """Returns the workers of the stages, which place a step's arrays.
 
-        Stages of other processes have none here.
+        Stages of other processes have no worker here.
         """
         boxes = [None, *self._mailboxes(links), None]
         memory = {devices.device: HeldMemory() for devices in self._stages}
@@ -289,7 +285,7 @@ class CompiledStages:
         key_leaves: Sequence[Any],
         share: jax.Array,
     ) -> StageWork:
-        """Places all that a stage reads in a step together."""
+        """Places everything that a stage reads in a step."""
         devices, model = self._stages[stage], self.model
         read = sorted(model.micro_batch[stage].others.values())
         prefix = model.prefix[stage].others.values() if model.prefix else ()
@@ -333,10 +329,10 @@ class CompiledStages:
     def joined_gradient(
         self, stage: int, larger: "CompiledStages", count: int
     ) -> Program:
-        """Returns a stage's p2 of many micro-batches as one product.
+        """Returns a stage's p2 for many micro-batches as one product.
 
         Raises:
-          InputError: if something of p2 cannot be joined.
+          InputError: if part of p2 cannot be joined.
         """
         if (stage, count) not in self._joined_gradients:
             programs = larger.programs[stage]
@@ -348,7 +344,7 @@ class CompiledStages:
     def collect(
         self, trained: Parameters, workers: Sequence[StageWorker | None]
     ) -> tuple[Parameters, LossSums]:
-        """Joins the stages' gradients to whole arrays, placed as the parameters."""
+        """Joins the stages' gradients into whole arrays, placed like the parameters."""
         parts, sums = {}, {}
         for stage, worker in enumerate(workers):
             if worker is None:

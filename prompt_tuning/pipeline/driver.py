@@ -1,4 +1,4 @@
-"""Computes the gradient of a training step by a pipeline of stages.
+"""Computes the gradient of a training step with a pipeline of stages.
 
 Each stage has devices, programs and a thread that runs its operations in the order of
 the schedule. Arguments and results are whole arrays, so the rest of a training step
@@ -38,12 +38,12 @@ Orders = Sequence[Order]
 class PipelinedGradients:
     """`training.gradients.objective_gradient`, computed by the stages of a pipeline.
 
-    With virtual stages, each stage has many chunks of blocks, each compiled and with a
-    worker; the stage's thread runs the operations of all of them.
+    With virtual stages, a stage has many chunks of blocks, each compiled and with its
+    own worker; the stage's thread runs the operations of all its chunks.
 
     Attributes:
-      peak_bytes: most bytes that each stage held from one operation to another in the
-        last step, on each of its devices; 0 for stages of other processes.
+      peak_bytes: most bytes that each stage held between operations in the last step,
+        on each of its devices; 0 for stages of other processes.
     """
 
     def __init__(
@@ -64,16 +64,17 @@ class PipelinedGradients:
           graph: the model's structure.
           stages: the devices of each stage.
           layers: number of blocks of each stage; with virtual stages of each chunk, in
-            the order of the model: the first one of each stage, then the second ones.
+            the order of the model: first every stage's first chunk, then the second
+            ones.
           orders: returns the operations of each stage, given the number of
             micro-batches and whether a prefix crosses the stages.
           objective: the training objective.
           abstract: shapes of all parameters, if the given ones are padded.
-          placed: frozen parameters on the stages, which several pipelines may share.
-          joined_p2: whether the weights' gradients that are left at the end are one
-            product for all micro-batches.
-          microbatches: number of micro-batches that a batch is divided into; None for
-            those that it has.
+          placed: frozen parameters on the stages, which pipelines may share.
+          joined_p2: whether the weight gradients left at the end are one product for
+            all micro-batches.
+          microbatches: number of micro-batches to divide a batch into; None to keep its
+            own.
         """
         self._joined_p2, self._microbatches = joined_p2, microbatches
         self._abstract = abstract
@@ -97,11 +98,8 @@ class PipelinedGradients:
     ) -> tuple[Parameters, LossSums]:
         """Computes the gradient of a batch's loss, without the prompt's penalty.
 
-        Args:
-          trained: parameters to differentiate.
-          frozen: all other parameters; they are placed on the stages once.
-          batch: one batch, or micro-batches on a leading axis.
-          key: dropout key; None without dropout.
+        `batch` may have micro-batches on a leading axis. The frozen parameters are
+        placed on the stages only once. A `key` of None disables dropout.
         """
         step = self.begin(trained, frozen, batch, key)
         if batch.tokens.shape in self._run_before:
@@ -126,7 +124,7 @@ class PipelinedGradients:
         self.peak_bytes = [0 if w is None else w.memory.peak for w in first]
 
     def _joined(self, step: "StepInStages", orders: Orders) -> Orders:
-        """Joins the last weight gradients of each stage to one operation."""
+        """Joins the last weight gradients of each stage into one operation."""
         joined = []
         for stage, worker in enumerate(step.workers):
             order, count = join_end(tuple(orders[stage]))
@@ -153,7 +151,7 @@ class PipelinedGradients:
         batch: Batch,
         key: jax.Array | None,
     ) -> "StepInStages":
-        """Places a step's arrays on the stages; it takes the arguments of a call."""
+        """Places a step's arrays on the stages; takes the arguments of a call."""
         batch = self._divided(batch)
         micro_batches, indices = _micro_batches(batch)
         stages = self.traced(trained, frozen, batch, key)
@@ -186,13 +184,9 @@ class PipelinedGradients:
         batch: Batch,
         key: jax.Array | None,
     ) -> CompiledStages:
-        """Traces the stages for a batch, without running them.
+        """Traces the stages for a batch without running them.
 
-        Args:
-          trained: the trained parameters, or their shapes.
-          frozen: all other parameters, or their shapes.
-          batch: one batch, or micro-batches on a leading axis.
-          key: dropout key; None without dropout.
+        Takes the arguments of a call; parameters may be given as shapes.
         """
         micro_batches, indices = _micro_batches(self._divided(batch))
         return self._stages_for(trained, frozen, (micro_batches[0], key, indices[0]))
@@ -252,10 +246,9 @@ class StepInStages:
       stages: the compiled stages.
       trained: the trained parameters.
       frozen: all other parameters.
-      workers: run the operations, one for each chunk; None for stages of other
-        processes.
+      workers: run the operations, one per chunk; None for stages of other processes.
       count: number of micro-batches.
-      others: the first micro-batch, the dropout key and the micro-batch's number.
+      others: the first micro-batch, the dropout key and the micro-batch's index.
     """
 
     stages: CompiledStages
@@ -288,12 +281,10 @@ def _split(batch: Batch) -> list[Batch]:
 def run_in_threads(workers: Sequence[StageWorker | None], orders: Orders) -> None:
     """Runs each stage of this process in a thread.
 
-    Args:
-      workers: of each chunk, in the order of the model.
-      orders: the operations of each stage.
+    `workers` has one per chunk, in the order of the model.
 
     Raises:
-      Exception: the first that a stage raised; no thread runs any more then.
+      Exception: the first one that a stage raised; by then all threads have ended.
     """
     failures: list[BaseException] = []
     own = {place: w for place, w in enumerate(workers) if w is not None}

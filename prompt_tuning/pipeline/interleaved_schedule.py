@@ -1,8 +1,8 @@
 """Megatron's interleaved schedule, with many chunks per stage; without JAX.
 
-A micro-batch passes all stages once for each chunk. A stage waits only for the first
-stage's chunk, so the bubble of `v` chunks is `(N - 1) / (v M)` of the work instead of
-`(N - 1) / M` (Narayanan et al. 2021, arXiv 2104.04473, section 2.2).
+A micro-batch passes all stages once per chunk. A stage waits only for the first stage's
+chunk, so the bubble of `v` chunks is `(N - 1) / (v M)` of the work instead of `(N - 1)
+/ M` (Narayanan et al. 2021, arXiv 2104.04473, section 2.2).
 """
 
 from collections import deque
@@ -21,15 +21,11 @@ from prompt_tuning.pipeline.operations import (
 def interleaved_order(
     sizes: tuple[int, int, int], stage: int, two_stage: bool
 ) -> Order:
-    """Orders the chunks of a stage as Megatron's interleaved 1f1b.
+    """Orders a stage's chunks like Megatron's interleaved 1f1b.
 
-    The chunks take turns with as many micro-batches as there are stages. p2 is
-    postponed until no forward pass is left, as without chunks.
-
-    Args:
-      sizes: numbers of stages, of chunks of each, and of micro-batches.
-      stage: the stage.
-      two_stage: whether the backward pass has two parts.
+    The chunks take turns, with as many micro-batches per turn as there are stages. As
+    without chunks, p2 is postponed until no forward pass is left. `sizes` are the
+    numbers of stages, of chunks per stage, and of micro-batches.
     """
     stages, virtual, microbatches = sizes
     total = virtual * microbatches

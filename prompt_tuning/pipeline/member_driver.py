@@ -1,8 +1,7 @@
 """Runs the steps of independent members through the same stages, one after another.
 
-A thread for each stage computes an endless sequence of micro-batches, so that the
-stages do not wait between steps. Whoever needs a member's gradient waits for that
-member only.
+Each stage's thread computes an endless sequence of micro-batches, so stages do not wait
+between steps. Whoever needs a member's gradient waits for that member only.
 """
 
 import dataclasses
@@ -31,8 +30,8 @@ class MemberStep:
 
     Attributes:
       step: its arrays and workers.
-      left: operations of the backward pass that have not run yet, on all stages.
-      failure: why it will not finish; None if it may.
+      left: number of operations of the backward pass still to run, on all stages.
+      failure: why it will not finish; None if it still may.
       finished: set when nothing is left, or the step failed.
     """
 
@@ -46,11 +45,7 @@ class MemberPipeline:
     """The threads of the stages, and the order in which they run members' steps."""
 
     def __init__(self, orders: MemberOrders):
-        """Sets the pipeline up; its threads start with the first step.
-
-        Args:
-          orders: the numbers of stages, members and micro-batches.
-        """
+        """Sets the pipeline up; its threads start with the first step."""
         self._orders = orders
         self._lock = threading.Lock()
         self._steps: dict[int, MemberStep] = {}
@@ -80,7 +75,7 @@ class MemberPipeline:
         """Waits until the gradient of a step is computed.
 
         Raises:
-          Exception: what a stage raised; no thread runs any more then.
+          Exception: what a stage raised; by then all threads have ended.
         """
         member.finished.wait()
         if member.failure is not None:
@@ -90,7 +85,7 @@ class MemberPipeline:
         self._steps = {n: step for n, step in self._steps.items() if step is not member}
 
     def drain(self) -> None:
-        """Computes all steps so far to their ends, and ends the threads."""
+        """Computes all submitted steps to the end, and ends the threads."""
         for thread in self._threads:
             thread.finish(self._steps)
         for thread in self._threads:
@@ -118,7 +113,7 @@ class MemberPipeline:
 
 
 class _StageThread:
-    """The thread of one stage, and what it has to run."""
+    """The thread of one stage, and its pending work."""
 
     def __init__(self, pipeline: MemberPipeline, stage: int, order: MemberOrder):
         self._pipeline, self._stage, self._order = pipeline, stage, order
@@ -129,12 +124,12 @@ class _StageThread:
         self._thread.start()
 
     def add_step(self, steps: Mapping[int, MemberStep]) -> None:
-        """Adds what can run when one more step is known."""
+        """Adds what can run once one more step is known."""
         for number, operation in self._order.add_step():
             self._operations.put((steps[number], operation))
 
     def finish(self, steps: Mapping[int, MemberStep]) -> None:
-        """Adds what is left of all steps, and ends the thread after it."""
+        """Adds the rest of all steps, and ends the thread after it."""
         for number, operation in self._order.finish():
             self._operations.put((steps[number], operation))
         self._operations.put(None)

@@ -1,9 +1,9 @@
-"""The order of operations if independent members share a pipeline; without JAX.
+"""The order of operations when independent members share a pipeline; without JAX.
 
 The micro-batches of all members, step after step, form an endless sequence, and each
 stage computes it in the order of 1f1b. While one member waits for its next update, the
-stages compute the others, so no stage waits between steps. There is no waiting time
-left for p2, so it is not postponed.
+stages compute the rest, so no stage waits between steps. There is no waiting time left
+for p2, so it is not postponed.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ def check_member_schedule(schedule: str) -> None:
     """Checks that a schedule can continue from one member's step to the next.
 
     Raises:
-      InputError: with the schedules that can.
+      InputError: lists the schedules that can.
     """
     if schedule not in MEMBER_SCHEDULES:
         raise InputError(
@@ -57,10 +57,10 @@ class MemberOrders:
 
     @property
     def in_flight(self) -> int:
-        """The most micro-batches that the stages compute at a time.
+        """Largest number of micro-batches that the stages compute at a time.
 
-        A member's next step starts when its last one is finished, so all but that
-        one's can be in flight, and the first of the next.
+        A member's next step starts when its previous one is finished. So at most all
+        micro-batches except that step's are in flight, plus the first of the next.
         """
         return min(self.stages, (self.members - 1) * self.microbatches + 1)
 
@@ -73,12 +73,9 @@ class MemberOrder:
     """The operations of one stage, as the micro-batches of members' steps arrive."""
 
     def __init__(self, orders: MemberOrders, stage: int, prefix: bool):
-        """Starts an order.
+        """Starts the order of one stage.
 
-        Args:
-          orders: the numbers of stages, members and micro-batches.
-          stage: the stage.
-          prefix: whether a prompt that all rows share crosses the stages.
+        `prefix` tells whether a prompt shared by all rows crosses the stages.
         """
         self._orders, self._prefix = orders, prefix
         self._delay = orders.delay(stage)
@@ -87,14 +84,14 @@ class MemberOrder:
     def add_step(self) -> Iterator[tuple[int, Operation]]:
         """Yields the operations up to the forward passes of one more step.
 
-        Each comes with the number of the step that it belongs to.
+        Each comes with the index of its step.
         """
         for _ in range(self._orders.microbatches):
             yield from self._run_forward()
             yield from self._run_backward(self._delay)
 
     def finish(self) -> Iterator[tuple[int, Operation]]:
-        """Yields what is left of the steps so far."""
+        """Yields the rest of the steps so far."""
         yield from self._run_backward(0)
 
     def _place(self, unit: int) -> tuple[int, int]:

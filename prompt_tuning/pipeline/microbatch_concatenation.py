@@ -1,4 +1,4 @@
-"""Concatenates the arrays of micro-batches to one with all of their rows."""
+"""Concatenates the arrays of micro-batches into one with all of their rows."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -51,6 +51,6 @@ class MicrobatchConcatenation:
 
 
 def _axis(each: Sequence[int], joined: Sequence[int]) -> int | None:
-    """Returns the dimension where two shapes differ; None if they are equal."""
+    """Returns the dimension in which two shapes differ; None if they are equal."""
     pairs = enumerate(zip(each, joined, strict=True))
     return next((axis for axis, (one, other) in pairs if one != other), None)

@@ -1,4 +1,4 @@
-"""Counts the floating-point operations of a model's blocks and of its head.
+"""Counts the floating-point operations of a model's blocks and head.
 
 Only matrix products are counted, from the shapes of parameters: they are almost all of
 the work, and the counts divide a model among stages before anything is compiled.
@@ -28,11 +28,12 @@ class Work:
     """Floating-point operations of a part of the model for one micro-batch.
 
     Attributes:
-      forward: of the forward pass.
-      input_gradient: of p1, with what it computes again.
-      weight_gradient: of p2.
-      prefix_forward: of the forward pass of prompt vectors that all rows share.
-      prefix_backward: of its backward pass.
+      forward: operations of the forward pass.
+      input_gradient: operations of p1, including its recomputation.
+      weight_gradient: operations of p2.
+      prefix_forward: operations of the forward pass of prompt vectors shared by all
+        rows.
+      prefix_backward: operations of its backward pass.
     """
 
     forward: Count = 0
@@ -53,15 +54,15 @@ class Work:
 
 @dataclasses.dataclass(frozen=True)
 class MicroBatchShape:
-    """The sizes of a micro-batch on one device's rows.
+    """Sizes of a micro-batch on one device's rows.
 
     Attributes:
       rows: `B`.
       inputs: `T`, tokens of a row that the model, or its encoder, reads.
-      targets: `U`, tokens of a row that the decoder of an encoder-decoder reads.
+      targets: `U`, tokens of a row that an encoder-decoder's decoder reads.
       positions: `m`, learned positions of a row.
-      prompt: `P`, prompt vectors that all rows share.
-      decoder_prompt: the same in the decoder of an encoder-decoder.
+      prompt: `P`, prompt vectors shared by all rows.
+      decoder_prompt: the same in an encoder-decoder's decoder.
     """
 
     rows: int
@@ -150,7 +151,7 @@ class _Stack:
         return how.policy
 
     def _product(self, path: str, size: Count, trained: bool) -> Work:
-        """Returns the operations of a projection: two for each weight and token."""
+        """Returns the operations of a projection: two per weight and token."""
         reads_encoder = any(part in path for part in READS_ENCODER)
         tokens = self.batch.inputs if reads_encoder else self.tokens
         each = 2 * self.batch.rows * tokens * size
@@ -158,7 +159,7 @@ class _Stack:
         return Work(each, each, each if trained else 0, prefix, prefix)
 
     def _attention(self, config: ModelConfig) -> Work:
-        """Returns the operations of scores and of their sums of values."""
+        """Returns the operations of scores and of their weighted sums of values."""
         keys = self.prompt + self.tokens
         if self.name == "decoder" and config.architecture == "encoder_decoder":
             keys += self.batch.prompt + self.batch.inputs
@@ -187,7 +188,7 @@ def _used_size(
 def _head(
     config: ModelConfig, trained: Collection[str], batch: MicroBatchShape
 ) -> Work:
-    """Returns the operations of the scores, and of the gradient of hidden states.
+    """Returns the operations of the logits, and of the gradient of hidden states.
 
     That gradient is computed with the loss, in the forward pass.
     """

@@ -26,8 +26,8 @@ class Operation(NamedTuple):
     """One operation of a stage.
 
     Attributes:
-      kind: what is computed; `PREFIX_FORWARD` and `PREFIX_BACKWARD` of the prompt that
-        all rows share, once for each step.
+      kind: what is computed; `PREFIX_FORWARD` and `PREFIX_BACKWARD` run once per step,
+        for a prompt shared by all rows.
       microbatch: the micro-batch's index; 0 for the prefix.
       chunk: which of the stage's chunks computes it.
     """

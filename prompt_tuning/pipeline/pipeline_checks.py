@@ -8,10 +8,10 @@ from prompt_tuning.settings.pipeline import AUTO, Pipeline
 
 
 def check_pipeline(pipeline: Pipeline, stages: int, accumulate: int) -> None:
-    """Checks settings against the numbers of stages and of micro-batches.
+    """Checks settings against the numbers of stages and micro-batches.
 
     Raises:
-      InputError: with the numbers.
+      InputError: gives the numbers.
     """
     count = pipeline.count(accumulate)
     if count % accumulate:
@@ -40,16 +40,16 @@ def check_pipeline(pipeline: Pipeline, stages: int, accumulate: int) -> None:
 def check_blocks(
     layers: Sequence[int] | None, stages: int, blocks: int, virtual: int = 1
 ) -> None:
-    """Checks that each stage can have a block, and that the stages have all of them.
+    """Checks that each stage gets a block, and that the stages have all blocks.
 
     Args:
-      layers: number of blocks of each stage, or chunk, if it is set.
+      layers: number of blocks of each stage, or chunk, if set.
       stages: number of stages.
-      blocks: number of blocks of the model, with an encoder's.
-      virtual: number of chunks of each stage.
+      blocks: number of blocks of the model, including an encoder's.
+      virtual: number of chunks per stage.
 
     Raises:
-      InputError: with the numbers.
+      InputError: gives the numbers.
     """
     if virtual > 1 and stages * virtual > blocks:
         raise InputError(

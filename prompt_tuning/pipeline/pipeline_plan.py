@@ -32,13 +32,13 @@ class PipelinePlan:
 
     Attributes:
       layers: number of blocks of each stage, an encoder's first; with virtual stages of
-        each chunk, the first one of each stage first.
+        each chunk: first every stage's first chunk, then the second ones.
       schedule: name of the schedule.
       two_stage: whether the backward pass has two parts.
       microbatches: number of micro-batches of a step.
       costs: operations of each stage, or chunk, as shares of a step without bubbles.
-      prefix: whether a prompt that all rows share crosses the stages.
-      virtual: number of chunks of each stage.
+      prefix: whether a prompt shared by all rows crosses the stages.
+      virtual: number of chunks per stage.
     """
 
     layers: tuple[int, ...]
@@ -55,7 +55,7 @@ class PipelinePlan:
         return len(self.layers) // self.virtual
 
     def of_stages(self, values: Sequence[Value]) -> list[tuple[Value, ...]]:
-        """Returns the values of each stage's chunks, given those of all chunks."""
+        """Groups the values of all chunks by stage."""
         stages = range(self.stages)
         return [tuple(values[stage :: self.stages]) for stage in stages]
 
@@ -77,11 +77,11 @@ class PipelinePlan:
         return simulate(self.orders, self.costs)
 
     def in_flight(self) -> tuple[int, ...]:
-        """Returns the most micro-batches that wait for p1 at a time, for each chunk."""
+        """Returns the most micro-batches of each chunk that wait for p1 at a time."""
         return tuple(int(peak_held(order, 1, 0)) for order in self._chunk_orders())
 
     def postponed(self) -> tuple[int, ...]:
-        """Returns the most micro-batches that wait for p2 at a time, for each chunk."""
+        """Returns the most micro-batches of each chunk that wait for p2 at a time."""
         return tuple(int(peak_held(order, 0, 1)) for order in self._chunk_orders())
 
     def _chunk_orders(self) -> list[Order]:
@@ -98,7 +98,7 @@ class PipelinePlan:
         """Returns the most bytes that each stage holds between two operations.
 
         Args:
-          kept: bytes that each stage, or chunk, keeps of a micro-batch for its backward
+          kept: bytes that each stage, or chunk, keeps per micro-batch for its backward
             pass.
           postponed: bytes of them, and of p1's results, that it keeps for p2.
         """
@@ -107,7 +107,7 @@ class PipelinePlan:
         return tuple(int(peak_held(*arguments)) for arguments in each)
 
     def needed_microbatches(self) -> int | None:
-        """Returns the fewest micro-batches with a small bubble; None if none has."""
+        """Returns the fewest micro-batches with a small bubble, or None."""
         return microbatches_below(
             SMALL_BUBBLE, self.schedule, self.two_stage, self.costs, self.virtual
         )
@@ -128,7 +128,7 @@ class PipelinePlan:
         return f"{line}{self._advice()}"
 
     def _advice(self) -> str:
-        """Returns which number of micro-batches would make the bubble small."""
+        """Suggests a number of micro-batches that would make the bubble small."""
         if self.timeline.bubble_share < SMALL_BUBBLE:
             return ""
         needed = self.needed_microbatches()
@@ -157,7 +157,7 @@ def plan_pipeline(
       work: operations of the model for one micro-batch.
 
     Raises:
-      InputError: if the blocks cannot be divided as they are to be.
+      InputError: if the blocks cannot be divided as the settings say.
     """
     blocks = work.blocks
     check_blocks(settings.layers, stages, len(blocks), settings.virtual)
@@ -185,7 +185,7 @@ def plan_pipeline(
 
 
 def balanced_layers(costs: Sequence[float], stages: int) -> tuple[int, ...]:
-    """Divides blocks among stages so that the most expensive stage costs least."""
+    """Divides blocks so that the most expensive stage is as cheap as possible."""
     total = len(costs)
     # For each number of blocks: the largest cost of a stage, the sum of squares, which
     # decides between equals, and the blocks of each stage.
@@ -230,7 +230,7 @@ def _stage_costs(
 def _without_p1(first: StageCosts) -> StageCosts:
     """Returns the costs of a first stage with nothing trained before its blocks.
 
-    It sends no gradient upstream, so all of its backward pass is p2.
+    It sends no gradient upstream, so its whole backward pass is p2.
     """
     backward = first.input_gradient + first.weight_gradient
     return dataclasses.replace(first, input_gradient=0.0, weight_gradient=backward)

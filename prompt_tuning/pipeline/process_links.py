@@ -1,4 +1,4 @@
-"""How stages of different processes send each other arrays.
+"""How stages in different processes send each other arrays.
 
 The sender offers arrays under a number, and the receiver fetches them from the sender's
 process, device to device, over a socket of JAX's transfer server.
@@ -46,12 +46,9 @@ class ProcessLinks:
         self._server.await_pull(number, arrays)
 
     def fetch(self, process: int, number: int, shapes: Tree) -> Tree:
-        """Fetches arrays of a process; does not wait for them.
+        """Starts to fetch the arrays offered under `number`, without waiting for them.
 
-        Args:
-          process: the process.
-          number: what they were offered under.
-          shapes: their shapes, with shardings on this process's devices.
+        `shapes` must have shardings on this process's devices.
         """
         if process not in self._connections:
             address = self._addresses[process]
@@ -61,12 +58,12 @@ class ProcessLinks:
 
 @functools.cache
 def process_links() -> ProcessLinks:
-    """Returns the connections of this process, which are opened by the first call."""
+    """Returns this process's connections; the first call opens them."""
     return ProcessLinks()
 
 
 class StepLinks:
-    """The numbers of the messages of one step."""
+    """Numbers of the messages of one step."""
 
     def __init__(self, links: ProcessLinks, stages: Sequence[StageDevices], step: int):
         self._links, self._stages, self._step = links, stages, step
@@ -81,7 +78,7 @@ class StepLinks:
         self._links.offer(self._number(receiver, name), arrays)
 
     def fetch(self, sender: int, receiver: int, name: Message, shapes: Tree) -> Tree:
-        """Fetches arrays that one stage sends to another, which is of this process."""
+        """Fetches arrays that another stage sends to one of this process."""
         devices = self._stages[receiver]
         sharding = devices.sharding(PER_DEVICE)
         placed = jax.tree.map(
@@ -114,13 +111,9 @@ class LinkedMailbox(Mailbox):
         links: StepLinks,
         messages: Mapping[str, tuple[int, Tree]],
     ):
-        """Creates an empty mailbox.
+        """Creates an empty mailbox for one stage.
 
-        Args:
-          stages: the devices of each stage.
-          stage: the stage that reads it.
-          links: the links of the step.
-          messages: sender and shapes of each kind of message, of one device.
+        `messages` has the sender and the shapes of each kind of message, on one device.
         """
         super().__init__(stages[stage])
         self._links, self._stage = links, stage
@@ -131,7 +124,7 @@ class LinkedMailbox(Mailbox):
         }
 
     def receive(self, name: Message) -> Tree:
-        """Waits for arrays of a name, or fetches them, and returns them."""
+        """Waits for arrays with a name, or fetches them, and returns them."""
         if name[0] not in self._remote:
             return super().receive(name)
         sender, shapes = self._remote[name[0]]
@@ -147,8 +140,8 @@ def mailboxes(
 
     Args:
       stages: the devices of each stage.
-      messages: sender and shapes of each kind of message to a stage, of one device.
-      links: the links to other processes; None if all stages are of this process.
+      messages: sender and shapes of each kind of message to a stage, on one device.
+      links: the links to other processes; None if this process has all stages.
     """
     if links is None:
         return [Mailbox(devices) for devices in stages]

@@ -1,9 +1,9 @@
 """Splits a traced program: what some outputs need first, then the rest.
 
 The first half computes some outputs, the second half all others. If both need a value,
-the first half computes it and hands it over, unless it is cheap to compute again from
-the program's inputs, e.g. a mask, a cast or a broadcast. If both need parts of a loop,
-it becomes two loops: the first stacks what the second reads.
+the first half computes it and hands it over, unless it is cheap to recompute from the
+program's inputs, e.g. a mask, a cast or a broadcast. If both need parts of a loop, it
+becomes two loops: the first stacks what the second reads.
 """
 
 import dataclasses
@@ -84,9 +84,9 @@ class Half(NamedTuple):
     Attributes:
       program: the program.
       constants: values of its constants.
-      steps: its equations, and loops made of some.
+      steps: its equations, and loops made from some.
       outputs: what the steps compute.
-      reads: what they read, apart from constants.
+      reads: what they read, except for constants.
     """
 
     program: Jaxpr
@@ -119,8 +119,7 @@ def divide(
     """Divides a program without calls in two.
 
     Returns:
-      the halves, and the values that the first hands to the second, which follow its
-        outputs.
+      the halves, and the values that the first hands to the second, after its outputs.
     """
     program = closed.jaxpr
     parts = _first_parts(program, first)
@@ -162,18 +161,16 @@ def _needed(program: Jaxpr, outputs: Sequence[Any]) -> set[Any]:
 
 
 class Repeated:
-    """Finds values that are cheap to compute again from a program's inputs.
+    """Finds values that are cheap to recompute from a program's inputs.
 
     Attributes:
-      chosen: equations that are computed again, by their identity.
+      chosen: equations to recompute, by their identity.
     """
 
     def __init__(self, equations: Sequence[JaxprEqn], inputs: Collection[Any]):
         """Sets up the search.
 
-        Args:
-          equations: equations whose values may be computed again.
-          inputs: variables that are available at any time.
+        `equations` may be recomputed, and `inputs` are available at any time.
         """
         self._inputs = inputs
         self._producers = {var: e for e in equations for var in e.outvars}
@@ -181,7 +178,7 @@ class Repeated:
         self.chosen: dict[int, JaxprEqn] = {}
 
     def computes(self, var: Any) -> bool:
-        """Returns whether a value is cheap to compute again."""
+        """Tests whether a value is cheap to recompute."""
         if var in self._inputs:
             return True
         if var not in self._cheap:
@@ -194,7 +191,7 @@ class Repeated:
         return self._cheap[var]
 
     def choose(self, var: Any) -> None:
-        """Chooses the equations that compute a value again."""
+        """Chooses the equations that recompute a value."""
         if var in self._inputs or id(self._producers[var]) in self.chosen:
             return
         producer = self._producers[var]
@@ -204,12 +201,12 @@ class Repeated:
 
 
 class _SecondHalf:
-    """The steps of the second half, found from the last to the first.
+    """The steps of the second half, found from last to first.
 
     Attributes:
       steps: the steps, the last one first.
       handed: values of the first half that they read.
-      repeated: equations of the first half that are computed again.
+      repeated: equations of the first half to recompute.
     """
 
     def __init__(self, program: Jaxpr, parts: Mapping[int, Any], ready: set[Any]):
@@ -233,7 +230,7 @@ class _SecondHalf:
             self._ask(step.invars)
 
     def _ask(self, atoms: Sequence[Any]) -> None:
-        """Finds where values come from that a step reads."""
+        """Finds where the values that a step reads come from."""
         for var in variables(atoms):
             if var in self._given:
                 continue
@@ -249,13 +246,13 @@ class _SecondHalf:
 
 @dataclasses.dataclass(frozen=True)
 class _PartialLoop:
-    """A loop over some of a loop's values.
+    """A loop over some of another loop's values.
 
     Attributes:
       equation: the whole loop.
       body: what an iteration computes.
       inputs: variables of the body that are shared, carried and sliced.
-      outputs: number of values carried out of an iteration, the first of the body's.
+      outputs: number of values carried out of an iteration, the first ones of the body.
       invars: what the loop reads.
       outvars: what it computes.
     """
@@ -293,9 +290,7 @@ class LoopHalves:
     def __init__(self, equation: JaxprEqn, wanted: Sequence[bool]):
         """Finds what the first half computes.
 
-        Args:
-          equation: the loop.
-          wanted: for each of its outputs, whether the first half needs it.
+        `wanted` tells which of the loop's outputs the first half needs.
         """
         self._equation, self._closed = equation, equation.params["jaxpr"]
         self._body: Jaxpr = self._closed.jaxpr

@@ -1,13 +1,13 @@
 """Schedules of a pipeline: the operations of each stage, in order; without JAX.
 
-A stage computes the forward pass of each micro-batch and its backward pass. A backward
-pass in one part (`BACKWARD`) sends the gradient of the stage's input upstream when all
-of it is computed. In two parts, the gradient of the input (`INPUT_GRADIENT`, p1) is
-sent first, and the gradient of the stage's weights (`WEIGHT_GRADIENT`, p2) is computed
-later, when the stage would wait.
+A stage computes the forward and the backward pass of each micro-batch. A backward pass
+in one part (`BACKWARD`) sends the gradient of the stage's input upstream when
+everything is computed. In two parts, the gradient of the input (`INPUT_GRADIENT`, p1)
+is sent first, and the gradient of the stage's weights (`WEIGHT_GRADIENT`, p2) is
+computed later, when the stage would otherwise wait.
 
-With virtual stages, a stage has many chunks of consecutive blocks: stage `s` of `N`
-has chunks `s`, `s + N`, `s + 2 N`, ... of the model, numbered 0, 1, 2, ... here.
+With virtual stages, a stage has many chunks of consecutive blocks: stage `s` of `N` has
+chunks `s`, `s + N`, `s + 2 N`, ... of the model, numbered 0, 1, 2, ... here.
 """
 
 from collections import Counter, deque
@@ -46,7 +46,7 @@ class DeadlockError(ValueError):
 
 
 def minimum_microbatches(schedule: str, stages: int) -> int:
-    """Returns the number of micro-batches below which a schedule is not defined."""
+    """Returns the smallest number of micro-batches for which a schedule is defined."""
     return 2 * stages if schedule == ONE_F_ONE_B_DOUBLE else 1
 
 
@@ -66,18 +66,18 @@ def stage_orders(
         - "none": one micro-batch after another, so only one stage computes at a time;
         - "gpipe": all forward passes, then all backward passes (Huang et al. 2019,
           arXiv 1811.06965);
-        - "1f1b": a backward pass as early as possible, so that stage `s` of `N` has at
-          most `N - s` micro-batches in flight (Narayanan et al. 2019, PipeDream);
-        - "1f1b-2": the same with at least two micro-batches for each stage (Rae et al.
-          2024, arXiv 2405.18047);
+        - "1f1b": a backward pass as early as possible, so stage `s` of `N` has at most
+          `N - s` micro-batches in flight (Narayanan et al. 2019, PipeDream);
+        - "1f1b-2": the same with at least two micro-batches per stage (Rae et al. 2024,
+          arXiv 2405.18047);
         - "zb-h1": 1f1b in which stage `s` postpones p2 by `s` micro-batches, so that no
           stage holds more than `N` (Qi et al. 2023, arXiv 2401.10241).
       stages: number of stages, `N`.
       microbatches: number of micro-batches of a step.
       two_stage: whether the backward pass has two parts.
-      prefix: whether a prompt that all rows share crosses the stages once.
-      virtual: chunks of each stage, `v`; from 2, "1f1b" interleaves them (Narayanan et
-        al. 2021, arXiv 2104.04473, section 2.2).
+      prefix: whether a prompt shared by all rows crosses the stages once.
+      virtual: chunks per stage, `v`; from 2, "1f1b" interleaves them (Narayanan et al.
+        2021, arXiv 2104.04473, section 2.2).
 
     Raises:
       InputError: if there is no such schedule, or it needs other numbers.
@@ -106,7 +106,7 @@ def check_schedule(
     """Checks that a schedule is defined for these numbers.
 
     Raises:
-      InputError: with the numbers and what to set.
+      InputError: gives the numbers, and what to set.
     """
     if schedule not in SCHEDULES:
         raise InputError(
@@ -194,11 +194,11 @@ def _late_weight_gradients(stages: int, stage: int, microbatches: int) -> Order:
 
 
 def join_end(order: Order) -> tuple[Order, int]:
-    """Joins the weight gradients at the end of a stage's operations to one.
+    """Joins the weight gradients at the end of a stage's operations into one.
 
     Returns:
-      the operations, and the number of micro-batches that the last one joins; 1 if
-      nothing is joined.
+      the operations, and how many micro-batches the last one joins; 1 if nothing is
+      joined.
     """
     kinds = [operation.kind for operation in order]
     count = 0
@@ -228,7 +228,7 @@ def _with_prefix(order: Order) -> Order:
 
 
 class Result(NamedTuple):
-    """Something that an operation computes and others wait for.
+    """A result of an operation that others wait for.
 
     Attributes:
       name: kind of the operation that computes it; `INPUT_GRADIENT` for both forms of
@@ -290,10 +290,10 @@ def _result_at(place: int, stages: int, name: Kind, microbatch: int) -> Result:
 
 
 def runnable_sequence(orders: Sequence[Order]) -> Iterator[tuple[int, Operation]]:
-    """Yields all operations so that none waits for a later one.
+    """Yields all operations in an order in which none waits for a later one.
 
     Raises:
-      DeadlockError: if there is none, with what each stage waits for.
+      DeadlockError: if there is none; tells what each stage waits for.
     """
     finished: set[Result] = set()
     position, chunks = [0] * len(orders), chunk_count(orders)
@@ -332,9 +332,9 @@ def check_orders(orders: Sequence[Order], microbatches: int) -> None:
     """Checks that each chunk computes each micro-batch once, in a possible order.
 
     Raises:
-      DeadlockError: if an operation comes before one that it needs, or stages wait for
-        each other.
-      ValueError: if an operation is missing, repeated or of an unknown micro-batch.
+      DeadlockError: if an operation precedes one that it needs, or stages wait for each
+        other.
+      ValueError: if an operation is missing, repeated or for an unknown micro-batch.
     """
     for stage, order in enumerate(orders):
         for chunk in range(chunk_count(orders)):

@@ -1,4 +1,4 @@
-"""The timeline of a pipeline, simulated from what each operation costs; without JAX."""
+"""The timeline of a pipeline, simulated from each operation's cost; without JAX."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -35,16 +35,16 @@ ROUNDING = 1e-9
 
 @dataclasses.dataclass(frozen=True)
 class StageCosts:
-    """The time that a chunk of a stage takes for each operation, in any unit.
+    """Time that a chunk of a stage takes for each operation, in any unit.
 
     Without virtual stages, each stage has one chunk.
 
     Attributes:
-      forward: of the forward pass.
-      input_gradient: of p1.
-      weight_gradient: of p2.
-      prefix_forward: of the shared prompt's forward pass, once for each step.
-      prefix_backward: of its backward pass.
+      forward: time of the forward pass.
+      input_gradient: time of p1.
+      weight_gradient: time of p2.
+      prefix_forward: time of the shared prompt's forward pass, once per step.
+      prefix_backward: time of its backward pass.
     """
 
     forward: Cost = 1.0
@@ -87,7 +87,7 @@ class Timeline:
     Attributes:
       stages: number of stages.
       spans: all operations, each stage's in the order of time.
-      chunks: number of chunks of each stage.
+      chunks: number of chunks per stage.
     """
 
     stages: int
@@ -101,7 +101,7 @@ class Timeline:
 
     @property
     def busy(self) -> tuple[Cost, ...]:
-        """The time that each stage computes."""
+        """Time that each stage computes."""
         times = [0.0] * self.stages
         for span in self.spans:
             times[span.stage] += span.end - span.start
@@ -109,7 +109,7 @@ class Timeline:
 
     @property
     def bubble_share(self) -> float:
-        """The share of all stages' time that they wait."""
+        """Share of all stages' time spent waiting."""
         if self.makespan == 0:
             return 0.0
         return 1 - sum(self.busy) / (self.stages * self.makespan)
@@ -118,14 +118,14 @@ class Timeline:
 def simulate(
     orders: Sequence[Order], costs: Sequence[StageCosts], transfer: Cost = 0.0
 ) -> Timeline:
-    """Returns when each operation is computed if a stage starts as soon as it can.
+    """Returns when each operation runs if every stage starts as soon as it can.
 
     Args:
       orders: the operations of each stage.
-      costs: what they cost, for each chunk in the order of the model's blocks: the
-        first one of each stage, then the second one of each, and so on.
+      costs: their costs, for each chunk in the order of the model's blocks: first every
+        stage's first chunk, then the second ones, and so on.
       transfer: time of a message between neighboring stages, in the unit of the costs;
-        messages and operations of a stage overlap.
+        messages overlap a stage's operations.
 
     Raises:
       DeadlockError: if the stages wait for each other.
@@ -153,10 +153,10 @@ def peak_held(
 
     Args:
       order: the stage's operations.
-      kept: held of each micro-batch from its forward to its backward pass, or p1; a
-        sequence if it differs among the stage's chunks.
-      postponed: held of each micro-batch from p1 to p2. With 1 for both, the result
-        is a number of micro-batches, counted once for each chunk.
+      kept: held per micro-batch from its forward to its backward pass, or p1; a
+        sequence if the stage's chunks differ.
+      postponed: held per micro-batch from p1 to p2. With 1 for both, the result is a
+        number of micro-batches, counted once per chunk.
     """
     held = peak = 0
     for kind, _, chunk in order:
@@ -175,7 +175,7 @@ def peak_held(
 
 
 def bubble_limit(costs: Sequence[StageCosts], virtual: int = 1) -> Cost:
-    """Returns the bubble share that remains whatever the number of micro-batches.
+    """Returns the bubble share that remains however many micro-batches there are.
 
     All stages wait for the one with the most work.
     """
@@ -193,10 +193,10 @@ def microbatches_below(
     costs: Sequence[StageCosts],
     virtual: int = 1,
 ) -> int | None:
-    """Returns the fewest micro-batches with a smaller bubble share; None if none has.
+    """Returns the fewest micro-batches with a smaller bubble share; None if none have.
 
-    A prompt crosses the stages if it costs something. Several chunks of a stage take a
-    multiple of the number of stages.
+    A prompt crosses the stages if its costs are not 0. With more than one chunk per
+    stage, the number is a multiple of the number of stages.
 
     The search doubles the number until the share is small enough, up to
     `MAXIMUM_MICROBATCHES`, and then bisects.

@@ -1,9 +1,9 @@
 """A function and its gradients as one trace, cut into forward pass, p1 and p2.
 
-`(weights, inputs, others, g) -> (outputs, input gradients, weight gradients)` is
-traced once. The forward pass is what does not depend on `g`. Of the rest, p1 is what
-the gradients of the inputs need, and p2 what remains. No part repeats earlier work, so
-p1 and p2 together are exactly the backward pass of `jax.vjp`, bit by bit.
+`(weights, inputs, others, g) -> (outputs, input gradients, weight gradients)` is traced
+once. The forward pass is what does not depend on `g`. Of the rest, p1 is what the
+gradients of the inputs need, and p2 what remains. No part repeats earlier work, so p1
+and p2 together are exactly the backward pass of `jax.vjp`, bit by bit.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ Arrays = list[Any]
 
 
 class SplitBackward:
-    """The forward pass, p1 and p2 of a function of one set of shapes.
+    """The forward pass, p1 and p2 of a function for one set of shapes.
 
     Attributes:
       outputs: shapes of the outputs.
@@ -49,9 +49,9 @@ class SplitBackward:
             are floating-point.
           weights: what p2 differentiates with respect to, or its shapes.
           inputs: what p1 differentiates with respect to, or its shapes.
-          others: all that is not differentiated, or its shapes.
-          lasting: number of leaves of `inputs`, the last ones, that are available for
-            the backward pass without being kept. There they follow `others`.
+          others: all undifferentiated arguments, or their shapes.
+          lasting: how many of the last leaves of `inputs` are available to the backward
+            pass without being kept. There they follow `others`.
         """
         self.lasting = lasting
         outputs = jax.eval_shape(function, weights, inputs, others)
@@ -115,7 +115,7 @@ class SplitBackward:
         self._backward = Half.of(closed, [*repeated, *backward], self._gradients)
 
     def _cut_backward(self, closed: ClosedJaxpr) -> None:
-        """Traces the backward pass again, with checkpoints opened, and divides it."""
+        """Retraces the backward pass with checkpoints opened, and divides it."""
         variables_in = [*self._known, *self._kept, *self._outer_gradients]
 
         def run(*values: Any) -> list[Any]:
@@ -152,8 +152,7 @@ class SplitBackward:
     def postponed_bytes(self, gradients: bool) -> int:
         """Returns the size of what is held from p1 to p2.
 
-        Args:
-          gradients: whether the outputs' gradients count, if p2 reads them.
+        With `gradients` it includes the outputs' gradients, if p2 reads them.
         """
         outer = set(self._backward_inputs[-self._structures[3].num_leaves :])
         held = [var for var in self._held if gradients or var not in outer]
@@ -165,12 +164,10 @@ class SplitBackward:
         return [var.aval for var in self._held]
 
     def held_with(self, varying: Sequence[bool], gradients: bool) -> list[bool]:
-        """Returns which results of `held` depend on some of the arguments.
+        """Tells which results of `held` depend on some of the arguments.
 
-        Args:
-          varying: whether each leaf of the weights, of the other arguments and of the
-            inputs is among these arguments.
-          gradients: whether the outputs' gradients are among them.
+        `varying` tells this of each leaf of the weights, the other arguments and the
+        inputs, and `gradients` of the outputs' gradients.
         """
         dependent = {
             var for var, use in zip(self._arguments, varying, strict=True) if use
@@ -185,20 +182,20 @@ class SplitBackward:
         return [depends[var] for var in self._held]
 
     def p2_reads(self) -> list[bool]:
-        """Returns whether p2 reads each leaf of the weights and other arguments."""
+        """Tells which leaves of the weights and other arguments p2 reads."""
         reads = set(self._p2.reads)
         return [var in reads for var in self._backward_inputs[: len(self._known)]]
 
     def input_gradient(
         self, weights: Any, others: Any, kept: Arrays, gradients: Any
     ) -> tuple[Any, Arrays]:
-        """Computes p1: the gradient of the inputs, and what p2 reads of this."""
+        """Computes p1: the gradient of the inputs, and what p2 reads of its results."""
         results = self._p1(self._values(weights, others, kept, gradients))
         count = self._structures[1].num_leaves
         return self._structures[1].unflatten(results[:count]), results[count:]
 
     def held(self, kept: Arrays, gradients: Any) -> Arrays:
-        """Selects what has to be held for p2 of what p1 read."""
+        """Selects what must be held for p2 among what p1 read."""
         leaves = [*kept, *jax.tree.leaves(gradients)]
         names = self._backward_inputs[len(self._known) :]
         values = dict(zip(names, leaves, strict=True))
@@ -218,7 +215,7 @@ class SplitBackward:
     def backward(
         self, weights: Any, others: Any, kept: Arrays, gradients: Any
     ) -> tuple[Any, Any]:
-        """Computes p1 and p2 at once: the gradients of the inputs and the weights."""
+        """Computes p1 and p2 together: the gradients of the inputs and the weights."""
         results = self._whole(self._values(weights, others, kept, gradients))
         first, second = self._split(results, (1, 0))
         return self._structures[1].unflatten(first), self._structures[0].unflatten(

@@ -67,12 +67,7 @@ class StageDevices:
         return NamedSharding(self.layout.mesh, spec)
 
     def put(self, tree: Tree, specs: Any) -> Tree:
-        """Puts a tree on the devices.
-
-        Args:
-          tree: arrays.
-          specs: one PartitionSpec, or a tree of them.
-        """
+        """Puts arrays on the devices; `specs` may be one PartitionSpec or a tree."""
         shardings = jax.tree.map(
             self.sharding, specs, is_leaf=lambda x: isinstance(x, PartitionSpec)
         )
@@ -110,7 +105,7 @@ class StageDevices:
     def gather(
         self, parameters: Mapping[str, Any], axes: Mapping[str, ParameterAxes]
     ) -> dict[str, Any]:
-        """Gathers the parameters outside of blocks, within a function of one device."""
+        """Gathers the parameters outside blocks, within a function of one device."""
         if self.layout is None:
             return dict(parameters)
         return gather_unstacked(dict(parameters), axes)
@@ -133,11 +128,10 @@ class StageDevices:
         )
 
     def local(self, tree: Tree, specs: Any) -> Tree:
-        """Returns the shapes of one device's shards of a tree.
+        """Returns the shapes of one device's shards of arrays on all devices.
 
-        Args:
-          tree: arrays of all devices, or their shapes.
-          specs: one PartitionSpec, or one for each array.
+        `tree` may have shapes instead, and `specs` is one PartitionSpec, or one for
+        each array.
         """
 
         def shape(leaf: Any, spec: PartitionSpec) -> jax.ShapeDtypeStruct:
@@ -164,7 +158,7 @@ class StageDevices:
 
 
 def _own_copy(array: Any) -> Any:
-    """Returns this process's copy of an array that other processes have too."""
+    """Returns this process's copy of an array that other processes have, too."""
     if not isinstance(array, jax.Array) or array.is_fully_addressable:
         return array
     return array.addressable_data(0)

@@ -1,4 +1,4 @@
-"""Joins the results of all stages to whole arrays, also across processes.
+"""Joins the results of all stages into whole arrays, also across processes.
 
 The parts of the stages become one array with a dimension of stages, without a copy:
 each stage holds its own part. With virtual stages there is one such array for the
@@ -39,7 +39,7 @@ class GradientJoin:
           model: what each stage computes.
           axes: logical axes of each parameter.
           shapes: shapes of all parameters without padding.
-          padded: their shapes, padded as the mesh of a stage needs them.
+          padded: their shapes, padded as a stage's mesh needs them.
         """
         self._count = len({stage.device for stage in stages})
         self._rounds = range(0, len(stages), self._count)
@@ -52,7 +52,7 @@ class GradientJoin:
     def part(self, path: str, gradient: Any) -> Any:
         """Returns a stage's gradient as its part of the stacked one, `[1, ...]`.
 
-        It gets as many rows as the largest stage has.
+        It is padded to as many rows as the largest stage has.
         """
         if path in self._model.sliced:
             gradient = pad(gradient, (max(self._rows(path)), *gradient.shape[1:]))
@@ -73,9 +73,9 @@ class GradientJoin:
 
         Args:
           trained: the trained parameters.
-          parts: gradients of each stage, or chunk, of this process; see `part`.
+          parts: gradients of this process's stages, or chunks; see `part`.
           shapes: shapes of each of the loss's sums.
-          sums: the sums of each stage of this process; only the last one has some.
+          sums: the sums of this process's stages; only the last stage has any.
         """
         stacked = [
             {
@@ -102,7 +102,7 @@ class GradientJoin:
         return jax.device_put((gradient, totals), (homes, home))
 
     def _round(self, parts: Mapping[int, Any], first: int) -> dict[int, Any]:
-        """Returns the parts of each stage's next chunk, from that of stage 0 on."""
+        """Returns the parts of each stage's next chunk, from stage 0's on."""
         stop = first + self._count
         return {place: part for place, part in parts.items() if first <= place < stop}
 
@@ -119,7 +119,7 @@ class GradientJoin:
         part: jax.ShapeDtypeStruct,
         spec: PartitionSpec,
     ) -> jax.Array:
-        """Stacks one array of each stage; those that are missing are 0."""
+        """Stacks one array of each stage; missing ones are 0."""
         sharding = NamedSharding(self._mesh, PartitionSpec(STAGE, *spec))
         shape = (self._mesh.shape[STAGE], *part.shape[1:])
         own = {
@@ -139,9 +139,7 @@ class GradientJoin:
     def _compile(self, trained: Parameters, homes: Mapping[str, Any] | None) -> Any:
         """Returns the program that joins the stacked arrays.
 
-        Args:
-          trained: the trained parameters.
-          homes: the shardings of the gradient; None if the mesh has other devices.
+        `homes` are the shardings of the gradient; None if the mesh has other devices.
         """
         shardings = None
         if homes is not None:

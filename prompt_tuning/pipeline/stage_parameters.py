@@ -1,4 +1,4 @@
-"""The parts of a model's parameters that stages have."""
+"""Parts of a model's parameters that stages have."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -36,7 +36,7 @@ def take_rows(
       rows: the rows.
       whole: shapes of the parameters without padding.
       shapes: shapes of the results.
-      parameters: the parameters, maybe padded for another mesh.
+      parameters: the parameters, possibly padded for another mesh.
     """
     taken = {}
     for path, array in parameters.items():

@@ -21,7 +21,7 @@ _tracing = threading.Lock()
 
 
 class Program:
-    """A function; its first run compiles it, while other stages may run."""
+    """A function that its first run compiles, while other stages may run."""
 
     def __init__(
         self,
@@ -31,10 +31,8 @@ class Program:
     ):
         """Jits a function; nothing is traced yet.
 
-        Args:
-          function: the function.
-          donated: arguments whose memory the results take over.
-          sharding: sharding of the results; that of the arguments' devices if None.
+        The results take over the memory of the `donated` arguments. `sharding` is that
+        of the results; by default they stay on the arguments' devices.
         """
         self._jitted = jax.jit(function, donate_argnums=donated, out_shardings=sharding)
         self._compiled: Any = None
@@ -56,17 +54,17 @@ class Program:
 
 
 class StagePrograms:
-    """The programs of one stage, for a micro-batch or for the prefix.
+    """Programs of one stage, for a micro-batch or for the prefix.
 
     In their arguments, `weights` and `frozen` are the stage's parameters, `others` the
-    other arguments of the model by index; what is carried, kept, held or handed over is
-    each device's own.
+    other arguments of the model by index. What is carried, kept, held or handed over is
+    separate for each device.
 
     Attributes:
       weights: shapes of the trained parameters on one device, gathered.
-      outputs: shapes of what the forward pass returns on one device.
-      left_bytes: bytes on each device of what an operation leaves for later ones, by
-        its kind, after it has run once.
+      outputs: shapes of the forward pass's results on one device.
+      left_bytes: bytes on each device that an operation leaves for later ones, by its
+        kind, after it has run once.
       forward: `(weights, frozen, inputs, others) -> (outputs, kept)`.
       input_gradient: p1, `(weights, frozen, others, prefix, kept, gradients, prefix
         sum) -> (carried gradients, prefix sum, handed)`; the sum is donated.
@@ -131,13 +129,12 @@ class StagePrograms:
         self.backward = self._program(self._both, [*known, *[arrays] * 5], (6, 7))
 
     def joined_gradient(self, larger: "StagePrograms", count: int) -> Program:
-        """Returns p2 of many micro-batches, as one product for each weight.
+        """Returns p2 for many micro-batches, as one product per weight.
 
-        Returns:
-          `weight_gradient`, of lists of `others`, of `held` and of `handed`.
+        It is `weight_gradient` for lists of `others`, of `held` and of `handed`.
 
         Raises:
-          InputError: if something of p2 cannot be joined.
+          InputError: if part of p2 cannot be joined.
         """
         own, all_rows = self.cut, larger.cut
         held = MicrobatchConcatenation(
@@ -167,25 +164,25 @@ class StagePrograms:
         return self._program(p2, arguments, (6,))
 
     def _reads_late(self, larger: "StagePrograms") -> dict[int, bool]:
-        """Returns which of the other arguments p2 reads, by index."""
+        """Tells which of the other arguments p2 reads, by index."""
         reads = larger.cut.p2_reads()
         first = len(reads) - len(self._others) - self.cut.lasting
         own = reads[first : first + len(self._others)]
         return dict(zip(sorted(self._others), own, strict=True))
 
     def _held_differs(self) -> list[bool]:
-        """Returns which arrays that p2 reads differ among micro-batches."""
+        """Tells which arrays that p2 reads differ among micro-batches."""
         # The gradient of the loss is the same for all.
         return self.cut.held_with(self._varying, gradients=not self.outputs["outputs"])
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes that each device keeps of a micro-batch for its backward pass."""
+        """Bytes that each device keeps per micro-batch for its backward pass."""
         return self.cut.kept_bytes()
 
     @property
     def postponed_bytes(self) -> int:
-        """Bytes that each device holds of a micro-batch from p1 to p2.
+        """Bytes that each device holds per micro-batch from p1 to p2.
 
         The gradient of the loss is the same for all micro-batches and does not count.
         """

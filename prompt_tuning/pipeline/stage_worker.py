@@ -24,10 +24,10 @@ class StageWork:
       frozen: its frozen parameters.
       others: other arguments of each micro-batch, by index.
       prefix_others: other arguments of the prefix.
-      loss_gradients: gradients at the outputs of each micro-batch; empty but on the
+      loss_gradients: gradients at the outputs of each micro-batch; empty except on the
         last stage.
-      zeros: returns the sums of the gradients of the trained parameters, and of the
-        prefix that the stage computes, before the first micro-batch.
+      zeros: returns the initial sums of the gradients of the trained parameters, and of
+        the prefix that the stage computes.
     """
 
     weights: Mapping[str, Any]
@@ -40,11 +40,11 @@ class StageWork:
 
 @dataclasses.dataclass
 class HeldMemory:
-    """The bytes on one device that all chunks of a stage hold.
+    """Bytes on one device that all chunks of a stage hold.
 
     Attributes:
-      held: bytes that are kept for a backward pass, or held for p2.
-      peak: most bytes that were held from one operation to another.
+      held: bytes kept for a backward pass, or held for p2.
+      peak: most bytes held between operations.
     """
 
     held: int = 0
@@ -54,15 +54,15 @@ class HeldMemory:
 class StageWorker:
     """Runs the operations of one stage, or of one of its chunks, in order.
 
-    Its arrays are placed on the stage when the first operation runs, in the thread
-    that runs it, so that the other stages need not wait for them.
+    Its arrays are placed on the stage when the first operation runs, in the thread that
+    runs it, so other stages need not wait for them.
 
     Attributes:
       work: what the stage reads; after the first operation.
-      outputs: outputs of each micro-batch, of the last stage.
+      outputs: outputs of each micro-batch, on the last stage.
       total: sum of the gradients of the trained parameters.
-      memory: what is held on one device, with the stage's other chunks.
-      joined_gradient: p2 of several micro-batches; None if each is computed alone.
+      memory: what is held on one device, including the stage's other chunks.
+      joined_gradient: p2 for many micro-batches; None to compute each separately.
     """
 
     def __init__(
@@ -77,12 +77,12 @@ class StageWorker:
         """Sets the stage up.
 
         Args:
-          stage: number of the stage, which traces show.
+          stage: index of the stage, which traces show.
           programs: programs of a micro-batch.
           prefix_programs: programs of the prefix; None without one.
           place: places what the stage reads on its devices.
-          neighbors: mailboxes of the previous, of this and of the next stage or chunk.
-          memory: counts what the stage holds; its own if None.
+          neighbors: mailboxes of the previous, this and the next stage or chunk.
+          memory: counts what the stage holds; a new one if None.
         """
         self._stage = stage
         self._programs, self._prefix_programs = programs, prefix_programs
@@ -115,7 +115,7 @@ class StageWorker:
         jax.block_until_ready((self.total, self.outputs))
 
     def stop(self) -> None:
-        """Ends the stage's waiting, because another one failed."""
+        """Ends the stage's waiting, because another stage failed."""
         self._own.stop()
 
     def _known(self, index: int) -> tuple[Any, Any, Any, Any]:
@@ -152,29 +152,25 @@ class StageWorker:
             self.outputs[index] = outputs["outputs"]
 
     def _keep(self, index: int, kept: Tree) -> None:
-        """Keeps arrays of a micro-batch for its backward pass, or for p1."""
         self._kept[index] = kept
         self.memory.held += self._size(FORWARD, kept)
 
     def _release(self, index: int) -> Tree:
-        """Returns what was kept of a micro-batch, which is kept no longer."""
         kept = self._kept.pop(index)
         self.memory.held -= self._size(FORWARD, kept)
         return kept
 
     def _postpone(self, index: int, held: tuple[Tree, Tree]) -> None:
-        """Holds arrays of a micro-batch for p2."""
         self._held[index] = held
         self.memory.held += self._size(INPUT_GRADIENT, held)
 
     def _resume(self, index: int) -> tuple[Tree, Tree]:
-        """Returns what was held of a micro-batch for p2, which is held no longer."""
         held = self._held.pop(index)
         self.memory.held -= self._size(INPUT_GRADIENT, held)
         return held
 
     def _size(self, kind: str, arrays: Tree) -> int:
-        """Returns the bytes on each device of what an operation left.
+        """Returns the bytes that an operation left on each device.
 
         They are the same for all micro-batches.
         """
@@ -259,10 +255,7 @@ class StageWorker:
 
 
 def _bytes_per_device(tree: Tree, without: Sequence[Any]) -> int:
-    """Returns the size of a tree's arrays on one device, without some arrays.
-
-    Arrays that are offloaded to the host's memory are left out too.
-    """
+    """Returns the size of a tree on one device, without some and offloaded arrays."""
     left_out = set(map(id, without))
     arrays = [
         x

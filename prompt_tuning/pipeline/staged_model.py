@@ -29,11 +29,9 @@ Tree = Any
 
 
 def block_counts(graph: nnx.GraphDef, parameters: Mapping[str, Any]) -> dict[str, int]:
-    """Returns the number of blocks of each stack, the first to run first.
+    """Returns the number of blocks of each stack, in the order in which stacks run.
 
-    Args:
-      graph: the model's structure.
-      parameters: all of its parameters, or their shapes.
+    `parameters` are all of the model's, or their shapes.
     """
     axes = logical_axes(merge(graph, parameters))
     counts = {
@@ -93,11 +91,12 @@ class StagedModel:
     """A model's loss, divided into stages, for one shape of micro-batch.
 
     Attributes:
-      micro_batch: what each stage computes of a micro-batch; the last one's outputs are
-        the leaves of `LossSums`.
-      prefix: what each stage computes of the prompt that all rows share; None without.
+      micro_batch: what each stage computes for a micro-batch; the last one's outputs
+        are the leaves of `LossSums`.
+      prefix: what each stage computes for a prompt shared by all rows, or None.
       blocks: the blocks of each stage.
-      sliced: the stack of each parameter of which a stage has only its blocks' slices.
+      sliced: the stack of each parameter of which stages have only their blocks'
+        slices.
     """
 
     micro_batch: tuple[StagePart, ...]
@@ -118,7 +117,7 @@ class StagedModel:
           objective: the training objective.
           parameters: all parameters of one device, or their shapes.
           others: a micro-batch without accumulation axis, the dropout key, and the
-            number of the micro-batch; the last two may be None.
+            index of the micro-batch; the last two may be None.
           layers: number of blocks of each stage.
 
         Raises:
@@ -217,7 +216,7 @@ def _reads(closed: ClosedJaxpr, var: Var) -> bool:
 def _parts(
     program: StagedProgram, paths: Sequence[str], prefix: int
 ) -> tuple[StagePart, ...]:
-    """Names the inputs of each stage: parameters, then the prefix, then all others."""
+    """Names the inputs of each stage: parameters, then the prefix, then the rest."""
     parts = []
     for function in program.stages:
         order = {var: i for i, var in enumerate(function.closed.jaxpr.invars)}

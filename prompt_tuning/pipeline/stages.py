@@ -2,13 +2,13 @@
 
 The blocks of a stack (an encoder or a decoder) are one `jax.lax.scan`, and all stacks
 in order are a chain of blocks. A stage has some consecutive blocks of it: it runs the
-loops over its own slices of what is stacked. Before the first block of a stack come the
-equations that this stack needs, and after the last block of the last stack the head and
-the loss.
+loops over its own slices of whatever is stacked. The equations that a stack needs come
+before its first block, and the head and the loss after the last block of the last
+stack.
 
 Values that depend on no block (masks, positions, dropout keys, a prompt's vectors) are
-computed by every stage that reads them. Values that depend on blocks, such as an
-encoder's output, are computed by one stage and sent on to the stages that read them.
+computed by every stage that reads them. Values that depend on blocks, e.g. an encoder's
+output, are computed by one stage and sent on to the stages that read them.
 """
 
 import dataclasses
@@ -38,9 +38,8 @@ def stage_blocks(
 ) -> tuple[StackRanges, ...]:
     """Returns the blocks of each stage.
 
-    Args:
-      counts: number of blocks of each stack, in the order in which they run.
-      layers: number of blocks of each stage.
+    `counts` is the number of blocks of each stack, in the order in which they run, and
+    `layers` the number of blocks of each stage.
 
     Raises:
       InputError: if a stage has no block, or the numbers do not add up.
@@ -79,8 +78,8 @@ class StageFunction:
       inputs: inputs of the program that the stage reads.
       incoming: values from the previous stage.
       outgoing: values for the next stage.
-      outputs: outputs of the program that the stage computes, by index; of those
-        stacked on blocks, its own slice.
+      outputs: outputs of the program that the stage computes, by index; only its own
+        slice of outputs stacked on blocks.
     """
 
     closed: ClosedJaxpr
@@ -151,7 +150,7 @@ class StagedProgram:
     Attributes:
       stages: what each stage computes.
       sliced: the stack of each input that only loops over its blocks read: a stage
-        needs the slices of its own blocks.
+        needs only its own blocks' slices.
     """
 
     def __init__(
@@ -167,12 +166,12 @@ class StagedProgram:
         Args:
           closed: the program.
           stacks: the stack of each input that holds parameters of its blocks.
-          whole: inputs that are not to be sliced even if only loops read them.
+          whole: inputs not to slice even if only loops read them.
           blocks: the blocks of each stage.
           counts: number of blocks of each stack, in the order in which they run.
 
         Raises:
-          InputError: if something reads the blocks other than one after another.
+          InputError: if anything reads the blocks other than one after another.
         """
         self._closed, self._blocks, self._counts = closed, blocks, counts
         self._names = list(counts)
@@ -188,7 +187,7 @@ class StagedProgram:
         self.stages = self._divide()
 
     def _sliced_inputs(self, whole: set[Var]) -> dict[Var, str]:
-        """Finds the inputs that only loops of one stack read slices of."""
+        """Finds the inputs that are read only in slices, by the loops of one stack."""
         program, readers = self._closed.jaxpr, {}
         for equation in program.eqns:
             _, name = self._loops.get(id(equation), (None, None))
@@ -338,7 +337,7 @@ def _stack_loops(
     """Finds the loops over blocks, by the identity of their equations.
 
     Raises:
-      InputError: if something else reads the parameters of blocks.
+      InputError: if anything else reads the parameters of blocks.
     """
     loops = {}
     for equation in closed.jaxpr.eqns:

@@ -51,10 +51,10 @@ DIGIT = 7
 
 
 def timeline_text(timeline: Timeline, width: int = WIDTH) -> str:
-    """Draws a line for each stage, and below them what the letters mean.
+    """Draws a line for each stage, followed by a legend.
 
-    An operation is its letter and its micro-batch, dashes fill its time. With virtual
-    stages, a small letter after the micro-batch is the stage's chunk.
+    An operation is its letter and its micro-batch, and dashes fill its time. With
+    virtual stages, a small letter after the micro-batch is the stage's chunk.
     """
     scale = width / timeline.makespan
     lines = []
@@ -78,7 +78,7 @@ def timeline_text(timeline: Timeline, width: int = WIDTH) -> str:
 
 
 def _number(timeline: Timeline, timed: TimedOperation) -> str:
-    """Returns the micro-batch of an operation, and its chunk if there are several."""
+    """Returns an operation's micro-batch, and its chunk if there is more than one."""
     _, microbatch, chunk = timed.operation
     return f"{microbatch}{chunk_letter(chunk) if timeline.chunks > 1 else ''}"
 

@@ -13,30 +13,25 @@ Message = tuple[str, int]
 
 
 class StoppedError(Exception):
-    """Another stage failed, so what this one waits for never arrives."""
+    """Another stage failed, so what this one waits for will never arrive."""
 
 
 class Sender(Protocol):
     """Sends arrays to one stage."""
 
     def send(self, name: Message, arrays: Tree) -> None:
-        """Sends arrays; does not wait for them.
+        """Sends arrays without waiting for them.
 
-        Args:
-          name: what the receiver asks for.
-          arrays: a tree in which each device of the sender has its own array.
+        The receiver asks for them by `name`. Each device of the sender has its own
+        array.
         """
 
 
 class Mailbox:
-    """The arrays that were sent to one stage and not read yet."""
+    """Arrays that were sent to one stage and not read yet."""
 
     def __init__(self, devices: StageDevices):
-        """Creates an empty mailbox.
-
-        Args:
-          devices: the stage's devices, to which arrays are moved when they are sent.
-        """
+        """Creates an empty mailbox; arrays move to `devices` when they are sent."""
         self._sharding = devices.sharding(PER_DEVICE)
         self._changed = threading.Condition()
         self._messages: dict[Any, Tree] = {}
@@ -50,7 +45,7 @@ class Mailbox:
             self._changed.notify_all()
 
     def receive(self, name: Message) -> Tree:
-        """Waits for arrays of a name and returns them.
+        """Waits for arrays with a name and returns them.
 
         Raises:
           StoppedError: if they will not arrive.

@@ -1,9 +1,9 @@
 """A separate script that reports the death of a process that could not report it.
 
-JAX aborts a process immediately when process 0 cannot be reached (a C++ abort, which
-Python code cannot catch), and a killed process prints nothing either. This script runs
-next to a process and waits for the end of its standard input. If the input is `DONE`,
-the process ended as intended and the script prints nothing.
+JAX aborts a process immediately if it cannot reach process 0 (a C++ abort, which Python
+code cannot catch), and a killed process prints nothing either. This script runs next to
+a process and waits for the end of its standard input. If the input is `DONE`, the
+process ended as intended and the script prints nothing.
 
 Arguments: the process's rank, the number of processes, the coordinator's HOST:PORT, and
 the advice to print.
@@ -37,11 +37,9 @@ def main(rank: str, count: str, coordinator: str, advice: str) -> None:
 
 
 def answers(coordinator: str, patience: float = 5.0) -> bool:
-    """Whether process 0 answers; a halted process still accepts connections.
+    """Tests whether process 0, at HOST:PORT, answers within `patience` seconds.
 
-    Args:
-      coordinator: HOST:PORT of process 0.
-      patience: seconds to wait for an answer.
+    A halted process still accepts connections, so connecting is not enough.
     """
     host, _, port = coordinator.rpartition(":")
     address = host.strip("[]"), int(port)

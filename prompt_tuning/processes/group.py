@@ -1,10 +1,10 @@
 """Processes that run one command together.
 
-All processes run the same program on the same config. JAX joins their devices into one
-mesh. Every process plans and builds every batch and puts the rows of its own devices on
-them, and all processes take part in every step. Only process 0 prints and writes files.
-If all need the content of a file that it writes, process 0 reads it and broadcasts the
-result (`run_on_first`).
+All processes run the same program on the same config, and JAX joins their devices into
+one mesh. Every process plans and builds every batch, puts the rows of its own devices
+on them, and takes part in every step. Only process 0 prints and writes files. If all
+processes need the content of a file that it writes, process 0 reads it and broadcasts
+the result (`run_on_first`).
 
 Broadcasts use the key-value store of JAX's runtime in process 0. The store needs no
 device, so a broadcast neither waits for steps in progress nor blocks a thread.
@@ -130,23 +130,20 @@ _group: ProcessGroup | None = None
 
 
 def is_first() -> bool:
-    """Whether this process writes and prints: the only one, or process 0."""
+    """Tests whether this process writes and prints: the only one, or process 0."""
     return _group is None or _group.rank == 0
 
 
 def count() -> int:
-    """The number of processes that run the command."""
+    """Returns the number of processes that run the command."""
     return 1 if _group is None else _group.count
 
 
 def run_on_first(work: Callable[[], Any]) -> Any:
     """Runs a function on process 0 only, and returns its result on every process.
 
-    Every process waits for the result. All processes must call the functions of this
-    module in the same order.
-
-    Args:
-      work: function that returns a JSON-serializable value.
+    Every process waits for the result, which must be JSON-serializable. All processes
+    must call the functions of this module in the same order.
 
     Raises:
       InputError: on every process, if `work` raises it.
@@ -155,25 +152,21 @@ def run_on_first(work: Callable[[], Any]) -> Any:
 
 
 def check_same(noun: str, describe: Callable[[], Sequence[str]]) -> None:
-    """Checks that all processes were given the same input.
+    """Checks that all processes have the same input.
 
     Args:
       noun: name of the input in the plural, for the message.
       describe: returns lines that identify the input; not called in a single process.
 
     Raises:
-      InputError: on every process, with the lines that differ from process 0.
+      InputError: on every process; gives the lines that differ from process 0.
     """
     if _group is not None:
         _group.check_same(noun, describe())
 
 
 def share(text: str) -> list[str]:
-    """Gives a text to all other processes, and returns theirs by rank.
-
-    Args:
-      text: this process's text, not empty.
-    """
+    """Sends a nonempty text to all processes, and returns everyone's texts by rank."""
     return [text] if _group is None else _group.share(text)
 
 
@@ -189,7 +182,7 @@ def own_address() -> str:
 
 
 def _address_toward(host: str) -> str:
-    """Returns the address of this machine on the way to another; sends nothing."""
+    """Returns this machine's address on the way to another one; sends nothing."""
     kind = socket.SOCK_DGRAM
     family, _, _, _, address = socket.getaddrinfo(host, 9, type=kind)[0]
     with socket.socket(family, kind) as probe:
@@ -202,13 +195,13 @@ def run_together(
 ) -> int:
     """Joins the other processes, runs the command with them, and leaves.
 
-    If this process fails, it tells all other processes. If another process is gone,
-    this one ends with the exit code `ANOTHER_STOPPED`, whatever it is waiting for.
+    If this process fails, it tells all others. If another process is gone, this one
+    ends with the exit code `ANOTHER_STOPPED`, whatever it is waiting for.
 
     Args:
       launch: how the processes find each other.
-      command: returns the exit code; a nonzero code stops the other processes too,
-        except `INTERRUPTED`, with which all have stopped after the same step.
+      command: returns the exit code; a nonzero code stops the other processes, too,
+        except for `INTERRUPTED`, with which all have stopped after the same step.
       advice: what to do if a process is gone, for the message.
       ends_on_sigterm: whether SIGTERM ends this process immediately; otherwise the
         command checks for it (see `training.signals`).
@@ -312,7 +305,7 @@ def _check_port(coordinator: str) -> None:
     """Checks that process 0 can listen on its port; JAX would abort if it cannot.
 
     Raises:
-      InputError: with the reason.
+      InputError: gives the reason.
     """
     port = int(coordinator.rpartition(":")[2])
     try:
@@ -357,7 +350,7 @@ def _stopped_word(code: int) -> str:
 
 
 def _wait_for_others(monitor: HeartbeatMonitor, rank: int) -> None:
-    """Lets process 0 wait a while until the others have read how it ended.
+    """Lets process 0 wait a while until the rest have read how it ended.
 
     The key-value store that they read it from ends with process 0.
     """

@@ -1,8 +1,8 @@
 """Heartbeats: every process watches all others, and ends itself if one is gone.
 
-A collective operation waits for all processes, so if one died, the others would wait
+A collective operation waits for all processes, so if one died, the rest would wait
 forever. Each process writes an increasing number to the key-value store of process 0,
-and reads the numbers of all others.
+and reads everyone else's.
 """
 
 import contextlib
@@ -66,11 +66,11 @@ class HeartbeatMonitor(threading.Thread):
         """Prepares the threads; `start` starts them.
 
         Args:
-          store: JAX's client of the key-value store that process 0 keeps.
+          store: JAX's client of the key-value store in process 0.
           rank: rank of this process.
           count: number of processes.
           silence: see the class.
-          stop: ends this process; its argument is a description of what happened.
+          stop: ends this process; called with a description of what happened.
         """
         super().__init__(name="watch other processes", daemon=True)
         self.silence = silence
@@ -99,8 +99,7 @@ class HeartbeatMonitor(threading.Thread):
     def _exchange(self) -> None:
         """Sends and reads heartbeats until `leave`.
 
-        It runs in a separate thread, because a call to a halted process 0 never
-        returns.
+        It has a separate thread, because a call to a halted process 0 never returns.
         """
         for beat in itertools.count():
             with self._write_lock:
@@ -110,9 +109,9 @@ class HeartbeatMonitor(threading.Thread):
                 return
 
     def finish(self) -> None:
-        """Waits, still watching, until the others have nothing left to do either.
+        """Waits, still watching, until the other processes have nothing left to do.
 
-        JAX would notice only late that a process misses its shutdown barrier.
+        JAX would notice too late that a process misses its shutdown barrier.
         """
         # A heartbeat from before must not overwrite the word.
         with self._write_lock:
@@ -125,7 +124,7 @@ class HeartbeatMonitor(threading.Thread):
             self._read()
 
     def leave(self, word: str) -> None:
-        """Stops watching, and tells the others how this process ends."""
+        """Stops watching, and tells the other processes how this one ends."""
         self._left.set()
         self.join()
         # A heartbeat must not overwrite the word.
@@ -133,7 +132,7 @@ class HeartbeatMonitor(threading.Thread):
         self._write(word)
 
     def give_up(self, word: str) -> None:
-        """Tells the others how this process ends; called by `stop` in this thread."""
+        """Tells the other processes how this one ends; `stop` calls it here."""
         self._left.set()
         # If process 0 is halted, the thread never ends and nobody could read the word.
         self._exchange_thread.join(1.0)
@@ -152,9 +151,9 @@ class HeartbeatMonitor(threading.Thread):
     def _check(self) -> str | None:
         """Describes what happened if a process is gone; None if all are alive.
 
-        A process that was itself halted must not blame the others before it has read
-        again. So checks are counted instead of the time between them, and the age of a
-        heartbeat ends with the last successful read.
+        A process that was itself halted must not blame another before it has read
+        again. So it counts checks instead of measuring time between them, and a
+        heartbeat ages only up to the last successful read.
         """
         self._unanswered_checks += 1
         if self._unanswered_checks * self._period > self.silence:

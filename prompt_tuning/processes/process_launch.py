@@ -28,8 +28,7 @@ class Launch:
       silence: seconds without a heartbeat after which a process is considered dead.
 
     Raises:
-      InputError: if some of the first three are given and some are not, or a value is
-        out of range.
+      InputError: if only some of the first three are given, or a value is out of range.
     """
 
     coordinator: str | None = None

@@ -1,4 +1,4 @@
-"""Splits a run among devices and processes: meshes, axis rules, collectives.
+"""Splits a run over devices and processes: meshes, axis rules, collectives.
 
-To start and configure such runs, see `README.md` in this folder.
+`README.md` in this folder tells how to start and configure such runs.
 """

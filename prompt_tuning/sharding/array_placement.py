@@ -23,12 +23,12 @@ Tree = TypeVar("Tree")
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """The shardings of one model's parameters.
+    """Shardings of one model's parameters.
 
     A vocabulary that cannot be divided evenly is padded with zeros on the mesh. Trees
-    passed to the methods may hold, next to parameters, arrays that belong to one, such
-    as an optimizer's moments: a leaf belongs to the parameter whose path is a key above
-    it, if their shapes agree.
+    passed to the methods may also hold arrays that belong to a parameter, e.g. an
+    optimizer's moments: a leaf belongs to the parameter whose path is a key above it,
+    if their shapes agree.
 
     Attributes:
       layout: the model's layout on the mesh.
@@ -59,7 +59,7 @@ class Placement:
         return cls(layout, abstract, axes, layout.shardings(axes, abstract))
 
     def with_pinned(self, paths: Collection[str]) -> "Placement":
-        """Returns the placement with some parameters in the hosts' pinned memory.
+        """Moves some parameters to the hosts' pinned memory.
 
         Each device copies its shard of a block from there when it computes the block.
         """
@@ -92,12 +92,8 @@ class Placement:
     def restore(self, path: str, read: PartReader) -> jax.Array:
         """Reads a parameter directly into its shards on the mesh.
 
-        Each shard of this process is read once for all devices that have it. Shards of
-        other processes are not read.
-
-        Args:
-          path: path of the parameter.
-          read: reads blocks of it; the vocabulary's padding is not requested.
+        Each shard of this process is read once for all devices that hold it. Shards of
+        other processes, and the vocabulary's padding, are not read.
         """
         shape, sharding = self.padded_shape(path), self.shardings[path]
         kind = sharding.memory_kind
@@ -126,7 +122,7 @@ class Placement:
         return self._by_parameter(tree, crop, lambda leaf: leaf)
 
     def crop(self, tree: Tree) -> Tree:
-        """Removes the padding of `pad` outside of `jax.jit`."""
+        """Removes the padding of `pad`, outside `jax.jit`."""
         return self._crop(tree)
 
     @functools.cached_property
@@ -140,8 +136,7 @@ class Placement:
     def put_tree(self, tree: Tree) -> Tree:
         """Puts a tree on the mesh.
 
-        An array that belongs to a parameter is sharded like it; all others are
-        replicated.
+        Arrays that belong to a parameter are sharded like it, the rest replicated.
         """
         return self._by_parameter(tree, self.put, self._put_replicated)
 
@@ -225,8 +220,8 @@ class Placement:
 def largest_magnitudes(tree: Tree) -> Tree:
     """Computes the largest absolute value of each array; call it inside `jax.jit`.
 
-    NaN counts as infinite, because a maximum across devices ignores NaN. The padding of
-    a vocabulary is zero and does not change the result.
+    NaN counts as infinite, because a maximum across devices ignores NaN. A vocabulary's
+    padding is zero and does not change the result.
     """
 
     def largest(leaf: jax.Array) -> jax.Array:
@@ -239,7 +234,7 @@ def largest_magnitudes(tree: Tree) -> Tree:
 def distinct_shards(
     sharding: NamedSharding, shape: tuple[int, ...], devices: Collection[Any]
 ) -> list[tuple[Block, list[Any]]]:
-    """The distinct shards of an array on some devices, each with its devices."""
+    """Returns the distinct shards of an array, each with those devices that hold it."""
     shards: dict[tuple, tuple[Block, list[Any]]] = {}
     for device, index in sharding.devices_indices_map(shape).items():
         if device in devices:

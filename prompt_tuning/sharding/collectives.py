@@ -1,13 +1,13 @@
 """Collectives that the models call; without a mesh they do nothing.
 
 A step on a mesh is written for one device (`jax.shard_map`): each device has its own
-rows of the batch and its own shards of the parameters, and the model states explicitly
+rows of the batch and its own shards of the parameters, and the model says explicitly
 what the devices exchange. The two operators around a sharded computation are Megatron's
 (Shoeybi et al. 2019, section 3): before it, an identity with a backward pass that
 all-reduces the gradient; after it, an all-reduce with an identity as backward pass.
 
 Dimensions are given by their logical names; `AxisRules` maps these to mesh axes. In
-shapes, upper case is the size on all devices together, and lower case that of a shard.
+shapes, upper case is the size over all devices, and lower case that of a shard.
 """
 
 import contextlib
@@ -53,7 +53,7 @@ def use_layout(layout: MeshLayout) -> Iterator[None]:
 
 
 def current_layout() -> MeshLayout | None:
-    """The layout of the program that is traced; None without a mesh."""
+    """Returns the layout of the program being traced; None without a mesh."""
     return _layout.get()
 
 
@@ -63,7 +63,7 @@ def _axes(name: str) -> Axes:
 
 
 def _computed_axes(name: str) -> Axes:
-    """The mesh axes of a dimension that is computed in shards; empty for others."""
+    """Returns a dimension's mesh axes if it is computed in shards, else none."""
     return _axes(name) if name in SPLIT_NAMES else ()
 
 
@@ -91,8 +91,8 @@ def _first(axes: Axes, count: int) -> Int[Array, ""] | int:
 def local_groups(values: Shaped[Array, "*lead G K"]) -> Shaped[Array, "*lead g K"]:
     """Selects the key/value head that this device's query heads attend to.
 
-    It selects only if there are fewer key/value heads than devices. Every device then
-    has all of them and uses one.
+    This is needed only if there are fewer key/value heads than devices. Then every
+    device has all of them and uses one.
     """
     layout = _layout.get()
     if layout is None or not layout.shared_groups:
@@ -116,7 +116,7 @@ def local_prefix_groups(
 
 
 def local_memory(x: Shaped[Array, "..."], name: str, axis: int) -> Shaped[Array, "..."]:
-    """Selects this device's part of an array along an axis of heads of memories."""
+    """Selects this device's part of an array along an axis of memory heads."""
     layout = _layout.get()
     shared = name == MEMORY_KEYS and layout is not None and layout.shared_memory_keys
     if layout is None or shared or not layout.axes(name):
@@ -125,29 +125,29 @@ def local_memory(x: Shaped[Array, "..."], name: str, axis: int) -> Shaped[Array,
 
 
 def local_group_count(groups: int) -> int:
-    """The number of key/value heads that this device's query heads attend to."""
+    """Returns how many key/value heads this device's query heads attend to."""
     layout = _layout.get()
     return groups if layout is None else max(1, groups // layout.shard_count(GROUPS))
 
 
 def local_head_count(heads: int) -> int:
-    """The number of this device's query heads, of `heads` in all."""
+    """Returns how many of `heads` query heads this device has."""
     return heads // axes_size(_axes("heads"))
 
 
 def head_range(heads: int) -> "IndexRange":
-    """The range of this device's `heads` query heads among all."""
+    """Returns the range of this device's `heads` query heads among all."""
     axes = _axes("heads")
     return IndexRange(_first(axes, heads), heads * axes_size(axes))
 
 
 def first_column(columns: int) -> Int[Array, ""] | int:
-    """The global index of the first of this device's feed-forward columns."""
+    """Returns the global index of this device's first feed-forward column."""
     return _first(_axes("mlp"), columns)
 
 
 def first_of_shard(name: str, count: int) -> Int[Array, ""] | int:
-    """The global index of the first of this device's `count` items of a dimension."""
+    """Returns the global index of the first of this device's `count` items."""
     return _first(_computed_axes(name), count)
 
 
@@ -184,9 +184,9 @@ class VocabularyShard(NamedTuple):
     Attributes:
       first: the first token of the shard.
       total: number of tokens of the whole vocabulary, without padding.
-      count: number of table rows that this device has, with padding.
+      count: number of table rows on this device, with padding.
       axes: mesh axes that the vocabulary is sharded over.
-      padded: whether some device's rows are padding.
+      padded: whether any device's rows are padding.
     """
 
     first: Int[Array, ""] | int
@@ -217,7 +217,7 @@ class VocabularyShard(NamedTuple):
 
 
 def vocabulary_shard(count: int) -> VocabularyShard:
-    """The shard of the vocabulary of a device that has `count` rows of the table."""
+    """Returns the vocabulary shard of a device with `count` rows of the table."""
     layout = _layout.get()
     if layout is None:
         return VocabularyShard(0, count, count)
@@ -254,7 +254,7 @@ def gather_vocabulary(logits: Float[Array, "*lead v"]) -> Float[Array, "*lead V"
 
 
 def _vocabulary_axes() -> tuple[Axes, Axes]:
-    """The vocabulary's mesh axes: those that also split rows, and the others."""
+    """Returns the vocabulary's mesh axes: those that also split rows, and the rest."""
     axes = _axes(VOCABULARY)
     return (
         tuple(axis for axis in axes if axis in ROW_AXES),
@@ -284,7 +284,7 @@ def gather_batch(x: Float[Array, "B *rest"]) -> Float[Array, "R *rest"]:
 def local_rows(x: Shaped[Array, "R *rest"]) -> Shaped[Array, "B *rest"]:
     """Selects this device's rows of an array that all devices have.
 
-    It is the inverse of `gather_rows`.
+    Inverts `gather_rows`.
     """
     rows, _ = _vocabulary_axes()
     if not rows:

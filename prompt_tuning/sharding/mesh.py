@@ -18,14 +18,13 @@ def mesh_layout(shape: MeshShape, config: ModelConfig) -> MeshLayout:
     """Lays a model out on the mesh of all devices.
 
     Raises:
-      InputError: if the devices do not fit the mesh, or the model cannot be
-        divided.
+      InputError: if the devices do not fit the mesh, or the model cannot be divided.
     """
     return MeshLayout(build_mesh(shape), shape.rules or AxisRules(), config)
 
 
 def build_mesh(shape: MeshShape, devices: Sequence[Any] | None = None) -> Mesh:
-    """Builds the mesh of some devices; of all devices of all processes if None.
+    """Builds a mesh of some devices; by default of all devices of all processes.
 
     Raises:
       InputError: if the number of devices does not fit the mesh.

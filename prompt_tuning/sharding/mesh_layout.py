@@ -1,4 +1,4 @@
-"""The layout of one model on a mesh: each device's shard of each parameter."""
+"""Layout of one model on a mesh: each device's shard of each parameter."""
 
 import dataclasses
 import functools
@@ -30,7 +30,7 @@ NEVER_GATHERED = (*SPLIT_NAMES, VOCABULARY)
 
 @dataclasses.dataclass(frozen=True)
 class MeshLayout:
-    """The layout of a model on a mesh.
+    """Layout of a model on a mesh.
 
     Attributes:
       mesh: the devices.
@@ -81,7 +81,7 @@ class MeshLayout:
                 )
 
     def axes(self, name: str) -> tuple[str, ...]:
-        """The mesh axes that a dimension is sharded over in an array with "embed".
+        """Returns the mesh axes that shard a dimension, in arrays with "embed".
 
         Axes with one device are left out, because nothing is sharded over them.
         """
@@ -95,7 +95,7 @@ class MeshLayout:
 
     @functools.cached_property
     def _divides_memories(self) -> bool:
-        """Whether devices divide the heads of memories; else each computes all."""
+        """Whether devices divide the heads of memories; otherwise each computes all."""
         axes = self._axes_by_rules(MEMORY_HEADS)
         count = math.prod(self.mesh.shape[axis] for axis in axes)
         keys = self.config.recurrent_key_heads
@@ -127,7 +127,7 @@ class MeshLayout:
 
     @property
     def row_parts(self) -> int:
-        """The number of devices among which the rows of a batch are divided."""
+        """Number of parts that the rows of a batch are divided into."""
         return math.prod(self.mesh.shape[axis] for axis in self.row_axes)
 
     @property
@@ -145,11 +145,11 @@ class MeshLayout:
         return PartitionSpec(*[None] * (batch.tokens.ndim - 2), *self.row_spec)
 
     def spec(self, path: str, names: Sequence[str]) -> PartitionSpec:
-        """The PartitionSpec of a parameter.
+        """Returns the PartitionSpec of a parameter.
 
         Raises:
-          InputError: if the rules shard a dimension that is computed in shards in two
-            different ways.
+          InputError: if the rules would shard a dimension in two ways, though it is
+            computed in shards.
         """
         # The same in all parameters that a computation combines: a kernel and its bias.
         whole = [
@@ -221,11 +221,11 @@ class MeshLayout:
                 )
 
     def gradient_axes(self, path: str, axes: ParameterAxes) -> tuple[str, ...]:
-        """The mesh axes over which the devices' gradients of a parameter are summed.
+        """Returns the mesh axes over which devices sum their gradients of a parameter.
 
-        These are the axes of the rows, and those along which each device uses a
-        replicated parameter for its own shard of a computation. Axes that the
-        parameter itself is sharded over are left out: its gather sums over them.
+        These are the row axes, and the axes along which each device uses a replicated
+        parameter for its own shard of a computation. Axes over which the parameter
+        itself is sharded are left out: its gather sums over them.
         """
         spec = self.spec(path, axes.names)
         sharded = {axis for entry in spec for axis in axes_of(entry)}
@@ -233,10 +233,10 @@ class MeshLayout:
         return tuple(axis for axis in over if axis not in sharded)
 
     def partial_axes(self, axes: ParameterAxes) -> tuple[str, ...]:
-        """The mesh axes along which each device has a partial gradient of a parameter.
+        """Returns the mesh axes along which a parameter's gradients are partial.
 
-        Each device uses the parameter for its own shard of a computation. Along all
-        other axes, except the row axes, every device has the same gradient.
+        There each device uses the parameter for its own shard of a computation. Along
+        all other axes, except the row axes, every device has the same gradient.
         """
         if axes.partial_over in SPLIT_NAMES:
             return self.axes(axes.partial_over)

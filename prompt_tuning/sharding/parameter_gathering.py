@@ -15,12 +15,10 @@ from prompt_tuning.sharding.mesh_layout import NEVER_GATHERED, MeshLayout
 def gather_parameters(
     parameters: Mapping[str, Array], axes: Mapping[str, ParameterAxes]
 ) -> dict[str, Array]:
-    """All-gathers parameters along every dimension but those computed in shards.
+    """All-gathers parameters along every dimension except those computed in shards.
 
-    Args:
-      parameters: some of a model's parameters by path, such as one block's.
-      axes: logical axes of each; a leading "layers" is skipped if the array has no such
-        dimension.
+    `parameters` are some of the model's, e.g. one block's. A leading "layers" in their
+    `axes` is skipped if the array has no such dimension.
     """
     layout = current_layout()
     if layout is None:

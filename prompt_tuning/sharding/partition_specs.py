@@ -17,11 +17,11 @@ def partition_spec(
       rules: mesh axis of each dimension.
       path: path of the parameter, for the error.
       names: names of its dimensions.
-      whole: names that are not sharded, whatever the rules are.
+      whole: names that are never sharded, whatever the rules say.
 
     Raises:
-      InputError: if two of its dimensions would be sharded over one mesh axis and
-        the second has no later rule.
+      InputError: if two of its dimensions would be sharded over one mesh axis, and no
+        later rule applies to the second.
     """
     chosen: dict[str, tuple[str, ...]] = {name: () for name in whole}
     refused: dict[str, tuple[str, ...]] = {}

@@ -28,10 +28,8 @@ def map_rows(
 ) -> Callable[[Parameters, Any], Tree]:
     """Returns a function of parameters and rows that each device runs on its rows.
 
-    Args:
-      layout: the model's layout on the mesh; None for one device.
-      graph: the model's structure.
-      function: takes and returns trees of arrays that have rows as first dimension.
+    `function` takes and returns trees of arrays with rows as first dimension. A
+    `layout` of None means one device.
     """
     if layout is None:
         return function
@@ -66,10 +64,10 @@ def gradient_and_sums(
     batch: Any,
     *replicated: Any,
 ) -> Gradient:
-    """Computes the gradient and the sums over all rows, each device from its own rows.
+    """Computes the gradient and sums over all rows, each device from its own rows.
 
-    The devices' gradients and sums are all-reduced once, at the end; small arrays that
-    are reduced over the same mesh axes share one all-reduce. The gradient of a fully
+    The devices' gradients and sums are all-reduced once, at the end; small arrays
+    reduced over the same mesh axes share one all-reduce. The gradient of a fully
     sharded parameter is already reduced when it leaves its block.
 
     Args:
@@ -102,17 +100,17 @@ def gradient_and_rows(
     row_arrays: Any,
     *replicated: Any,
 ) -> Gradient:
-    """Computes the gradient over all rows, and arrays that have rows.
+    """Computes the gradient over all rows, and arrays with rows.
 
-    It differs from `gradient_and_sums` in the second result: arrays that stay sharded
-    by row instead of sums.
+    Like `gradient_and_sums`, but instead of sums the second result has arrays that stay
+    sharded by row.
 
     Args:
       layout: the model's layout on the mesh.
       graph: the model's structure.
       function: takes trained and frozen parameters, a device's rows, the same rows of
         `row_arrays`, and `replicated`; returns the gradient of the trained parameters
-        and a tree of arrays whose rows are in the same dimension as the batch's.
+        and a tree of arrays with rows in the batch's row dimension.
       trained: parameters to differentiate.
       frozen: all other parameters.
       batch: arrays with rows first, or second after micro-batches.
@@ -142,15 +140,8 @@ def _run_on_shards(
 ) -> tuple[Parameters, Any, Any]:
     """Computes an all-reduced gradient, all-reduced sums, and arrays with rows.
 
-    Args:
-      layout: the model's layout on the mesh.
-      graph: the model's structure.
-      function: takes trained and frozen parameters, `rows` and `replicated`, and
-        returns the results of one device.
-      trained: parameters to differentiate.
-      frozen: all other parameters.
-      rows: a batch, and other trees with rows in the same dimension.
-      replicated: trees that every device has in full.
+    `function` returns one device's results; `rows` are the batch and other trees with
+    rows in the same dimension. The rest is as for `gradient_and_rows`.
     """
     axes = logical_axes(merge(graph, trained | frozen))
     batch = rows[0]
@@ -190,7 +181,7 @@ def check_row_count(layout: MeshLayout, rows: int) -> None:
     """Checks that a batch can be divided among the devices.
 
     Raises:
-      InputError: with both numbers, if it cannot.
+      InputError: if not; gives both numbers.
     """
     RowDivision(layout.row_parts, tuple(layout.row_axes)).check(rows)
 
@@ -204,7 +195,7 @@ def _specs(
 def gather_unstacked(
     parameters: Parameters, axes: Mapping[str, ParameterAxes]
 ) -> Parameters:
-    """Gathers the parameters outside of blocks; each block gathers its own."""
+    """Gathers the parameters outside blocks; each block gathers its own."""
     stacked = {p: x for p, x in parameters.items() if axes[p].names[:1] == ("layers",)}
     single = {p: x for p, x in parameters.items() if p not in stacked}
     gathered = parameter_gathering.gather_parameters(single, axes) | stacked
@@ -217,7 +208,7 @@ def reduce_gradient(
     axes: Mapping[str, ParameterAxes],
     sums: Tree,
 ) -> tuple[Parameters, Tree]:
-    """Sums the devices' gradients, each over its own mesh axes, and their sums."""
+    """Sums the devices' gradients, each over its own mesh axes, and the sums."""
     leaves, structure = jax.tree.flatten(sums)
     # Arrays by the mesh axes that they are reduced over; sums by their number.
     groups: dict[tuple[str, ...], dict[Any, Array]] = {}

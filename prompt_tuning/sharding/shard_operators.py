@@ -1,19 +1,19 @@
 """Operators between a whole array and its shards along mesh axes, with their gradients.
 
 Call them in the program of one device, inside `jax.shard_map`. The four are Megatron's
-(Shoeybi et al. 2019, section 3) and come in pairs; each is the backward pass of its
-partner: `copy_to` and `reduce_from`, `scatter_columns` and `gather_columns`. A whole
-array has the same value on every device of the axes.
+(Shoeybi et al. 2019, section 3) and come in pairs that are each other's backward pass:
+`copy_to` and `reduce_from`, `scatter_columns` and `gather_columns`. A whole array has
+the same value on every device of the axes.
 
 You get the right gradients in all these cases:
 
 - With `check_vma=True`, JAX tracks which arrays are whole, and its own derivatives are
-  right inside and outside of `jax.shard_map`.
-- With `check_vma=False` and `jax.grad` inside, every device is given the gradient of a
+  right inside and outside `jax.shard_map`.
+- With `check_vma=False` and `jax.grad` inside, every device gets the gradient of a
   whole array, and Megatron's backward passes are right.
 - With `check_vma=False` and `jax.grad` outside, JAX gives each of `n` devices an `n`-th
-  of the gradient of a whole result, and sums the gradients of a whole argument. JAX's
-  own derivatives, which sum over the devices, are right.
+  of a whole result's gradient, and sums the gradients of a whole argument. JAX's own
+  derivatives, which sum over the devices, are right.
 
 JAX keeps the backward pass of a function under `jax.jit` or `jax.checkpoint`. With
 `check_vma=False`, differentiate such a function either inside or outside, not both.
@@ -46,19 +46,19 @@ def local_slice(x: Array, axes: Axes, dimension: int = 0) -> Array:
 
 
 def _tracks_whole_arrays(axes: Axes) -> bool:
-    """Whether `jax.shard_map` runs with `check_vma=True`.
+    """Tests whether `jax.shard_map` runs with `check_vma=True`.
 
-    JAX then marks the type of what differs among the devices, as their index does.
+    JAX then marks the types of values that differ among devices, like their index.
     """
     index = jax.lax.axis_index(axes)
     return jax.typeof(index) != jax.typeof(jnp.zeros((), index.dtype))
 
 
 def _differentiated_outside() -> bool:
-    """Whether a backward pass belongs to `jax.grad` outside of `jax.shard_map`.
+    """Tests whether a backward pass belongs to `jax.grad` outside `jax.shard_map`.
 
     Such a backward pass is traced by JAX's transposition of `jax.shard_map`. The
-    gradient itself does not tell, and JAX has no interface that does.
+    gradient itself does not reveal this, and JAX has no interface that does.
     """
     frame = sys._getframe()
     while frame is not None:

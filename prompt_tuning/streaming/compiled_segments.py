@@ -1,4 +1,4 @@
-"""The parts of a split program, compiled for the forward and the backward pass.
+"""Parts of a split program, compiled for the forward and the backward pass.
 
 `CompiledSegment` holds the equations between two loops over layers; `CompiledLoop`
 holds one layer of the loops, compiled once and run for every layer.
@@ -82,7 +82,7 @@ def fill_with_zeros(cotangents: Cotangents, like: Sequence[Any]) -> Values:
 
 
 class CompiledOnce:
-    """A jitted function of one shape, which may be compiled before its first call.
+    """A jitted function for a single shape; can be compiled before its first call.
 
     Compiling takes more memory than a layer, so it is done before layers are read.
 
@@ -93,13 +93,11 @@ class CompiledOnce:
     def __init__(
         self, function: Callable[..., Any], like: Callable[..., Any] | None = None
     ):
-        """Wraps a function.
+        """Wraps a function of trees of arrays.
 
-        Args:
-          function: function of trees of arrays.
-          like: function of the same arguments, which returns for each result, or for
-            a tree of them, the array whose sharding on a mesh it has; None where the
-            compiler chooses.
+        `like` takes the same arguments, and returns for each result (or tree of
+        results) an array with the sharding that it should have on a mesh; None lets the
+        compiler choose.
         """
         self.jitted: Any = None
         self._function, self._like, self._compiled = function, like, False
@@ -124,31 +122,30 @@ class CompiledOnce:
 
 
 def mesh_sharding(value: Any) -> NamedSharding | None:
-    """Returns the sharding of an array on a mesh; None if it is on none."""
+    """Returns the sharding of an array on a mesh; None for other arrays."""
     sharding = getattr(value, "sharding", None)
     return sharding if isinstance(sharding, NamedSharding) else None
 
 
 class CompiledLoop:
-    """One layer of a `LayerLoop`: one program for each direction, for all layers.
+    """One layer of a `LayerLoop`: one program per direction, for all layers.
 
     Attributes:
       loop: the loop.
-      differentiated: for each value carried between layers, whether it has a gradient.
+      differentiated: whether each value carried between layers has a gradient.
       shared: shared inputs that get a gradient.
       stacked: stacked inputs that get a gradient.
       trained: weights that get a gradient.
       forward: `f(weights, index, shared, stacked, carried) -> (carried, collected)`,
-        with the weights of the layer of that index and the values of all layers'
-        inputs.
+        given the weights of layer `index` and the values of all layers' inputs.
       backward: `f(weights, index, shared, stacked, carried, cotangents, totals)`
         returns the cotangents of the layer's carried inputs, the cotangents of `shared`
         summed so far, and the cotangents of its slices of `stacked` and of its
         `trained` weights.
-      forward_saving: as `forward`; also returns the activations that `backward_saved`
+      forward_saving: like `forward`; also returns the activations that `backward_saved`
         needs.
-      backward_saved: `f(weights, saved, cotangents, totals)` returns what `backward`
-        does, without running the layer forward again.
+      backward_saved: `f(weights, saved, cotangents, totals)` returns the same as
+        `backward`, without running the layer forward again.
     """
 
     def __init__(
@@ -159,10 +156,8 @@ class CompiledLoop:
     ):
         """Sets up the programs; nothing is compiled yet.
 
-        Args:
-          loop: the loop.
-          active: variables that have a gradient.
-          gathered: sharding of each weight's layer when it is computed on a mesh.
+        `active` are the variables with a gradient, and `gathered` has the sharding of
+        each weight's layer while it is computed on a mesh.
         """
         self.loop = loop
         self._gathered = [gathered[var] for var in loop.weights]
@@ -286,9 +281,9 @@ class CompiledLoop:
         stacked: Values,
         carried: Values,
     ) -> tuple[Callable[..., Any], tuple[Values, Values, Values, Values]]:
-        """Returns the layer as a function of its differentiated inputs, and these.
+        """Returns the layer as a function of its differentiated inputs, and them.
 
-        The function returns the differentiated outputs, and all outputs: gradients of
+        The function returns the differentiated outputs and all outputs: gradients of
         frozen weights are never computed.
         """
         loop = self.loop

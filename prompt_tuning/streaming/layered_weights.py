@@ -42,7 +42,7 @@ class LayeredWeight:
 
     @classmethod
     def from_array(cls, path: str, array: np.ndarray) -> "LayeredWeight":
-        """Returns a parameter in host memory, where it may change."""
+        """Wraps a parameter in host memory, which may change there."""
 
         def read(parts: Sequence[Block]) -> list[np.ndarray]:
             return [np.array(array[part]) for part in parts]
@@ -71,7 +71,7 @@ class LayeredWeight:
 
     @property
     def gathered(self) -> NamedSharding | None:
-        """Sharding to compute a layer in: gathered for each device's rows."""
+        """Sharding of a layer while it is computed: gathered for each device's rows."""
         if self.sharding is None:
             return None
         spec = [
@@ -89,19 +89,14 @@ class LayeredWeight:
         return self.read_layers(index, index + 1)[0]
 
     def read_layers(self, start: int, stop: int) -> Shaped[np.ndarray, "n *layer"]:
-        """Reads consecutive layers; otherwise as `read`."""
+        """Reads consecutive layers; see `read`."""
         return self.reader([(slice(start, stop), *whole(self.shape[1:]))])[0]
 
     def put_layers(self, start: int, stop: int, pool: Executor) -> list[Array]:
-        """Reads consecutive layers and puts them on the device, or on the mesh.
+        """Reads layers from `start` up to `stop` onto the device or the mesh.
 
-        On a mesh each device's shard is read and copied on its own; devices with the
-        same shard share one read.
-
-        Args:
-          start: index of the first layer.
-          stop: index after the last layer.
-          pool: threads that read the shards.
+        On a mesh each device's shard is read and copied separately; devices with the
+        same shard share one read. The threads of `pool` read the shards.
         """
         if self.sharding is None:
             layers = self.read_layers(start, stop)
@@ -137,8 +132,7 @@ def read_slice(
 ) -> dict[int, Layer]:
     """Reads consecutive layers of some weights.
 
-    Returns:
-      the layers by index; they are on the device when this returns.
+    Returns the layers by index, already on the device.
     """
     start, stop = min(indices), max(indices) + 1
     layers: dict[int, Layer] = {index: [] for index in indices}
@@ -153,18 +147,18 @@ def read_slice(
 
 
 def _delete_layer(layer: Layer) -> None:
-    """Deletes a layer from the device, whatever else in Python refers to it."""
+    """Deletes a layer from the device, even if Python still refers to it."""
     for array in layer:
         array.delete()
     _return_memory()
 
 
 def _return_memory() -> None:
-    """Returns memory that held earlier layers.
+    """Returns the memory of earlier layers to the system.
 
     On a CPU an array keeps the memory that it was read into until Python collects
-    garbage, of any generation; the C library then keeps the free memory until it is
-    asked to return it.
+    garbage, of any generation; the C library then keeps the free memory until asked to
+    return it.
     """
     gc.collect(0)
     return_freed_memory()
@@ -173,14 +167,14 @@ def _return_memory() -> None:
 class LayerReader:
     """Brings layers to the device, reading the next one while one is computed.
 
-    At most two slices of layers are on the device: a slice is deleted before the slice
+    At most two slices of layers are on the device: each is deleted before the slice
     after the next is requested.
 
     Attributes:
       on_layer: called with each layer's index while its slice and the next one are on
         the device; for measurements.
-      slices: number of slices that all layers of a stack are read in; None reads each
-        layer alone.
+      slices: how many slices a stack's layers are read in; None reads each layer
+        separately.
     """
 
     def __init__(
@@ -199,10 +193,10 @@ class LayerReader:
         """Computes with one layer after another.
 
         Args:
-          weights: weights to read of each layer.
+          weights: weights to read for each layer.
           order: indices of the layers.
-          compute: called with a layer's index and its weights; it returns when the
-            device has finished with them, and must not keep them.
+          compute: called with a layer's index and its weights; it must return only when
+            the device has finished with them, and must not keep them.
         """
         indices = list(order)
         width = 1 if self.slices is None else max(1, -(-len(indices) // self.slices))

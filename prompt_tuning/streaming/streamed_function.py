@@ -19,9 +19,8 @@ class StreamedFunction:
 
     Attributes:
       reader: brings the layers to the device.
-      checkpoint_activation: whether the backward pass computes each layer again from
-        its inputs, which wait in host memory; if not, all activations stay on the
-        device.
+      checkpoint_activation: whether the backward pass recomputes each layer from its
+        inputs, which wait in host memory; otherwise all activations stay on the device.
     """
 
     def __init__(
@@ -64,14 +63,15 @@ class StreamedFunction:
 
         Args:
           trained: parameters to differentiate.
-          frozen: parameters that are not differentiated.
-          micro_batches: the other arguments of each micro-batch, all of one shape.
+          frozen: all other parameters.
+          micro_batches: the other arguments of each micro-batch, all with the same
+            shape.
           output_gradients: gradient of each micro-batch's result, a tree like the
             result.
 
         Returns:
-          the gradient of the trained parameters, summed over micro-batches, and the
-            result of each micro-batch.
+          the gradient of the trained parameters, summed over micro-batches, and each
+          micro-batch's result.
         """
         program = self._program(trained, frozen, micro_batches[0])
         # Of each micro-batch, the values of the program's variables.
@@ -131,8 +131,8 @@ def stream_over_batches(
 ) -> StreamedFunction:
     """Wraps a function of a model's structure, all of its parameters and a batch.
 
-    The result is cached with its compiled programs, so that an evaluation reuses those
-    of the previous one.
+    The result is cached with its compiled programs, so an evaluation reuses those of
+    the previous one.
     """
 
     def run(trained: Leaves, frozen: Leaves, batch: Any) -> Any:

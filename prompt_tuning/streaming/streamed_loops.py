@@ -1,4 +1,4 @@
-"""Runs a loop over layers, all micro-batches through one layer after another."""
+"""Runs a loop over layers: all micro-batches pass a layer before the next one."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
@@ -51,7 +51,7 @@ def run_loop_forward(
     reader: LayerReader,
     kept: Kept,
 ) -> KeptByLayer:
-    """Runs all micro-batches forward; returns what is kept of each layer."""
+    """Runs all micro-batches forward; returns what is kept for each layer."""
     loop = compiled.loop
     saves = kept == "activations"
     program = compiled.forward_saving if saves else compiled.forward
@@ -100,7 +100,7 @@ def _leave_loop(
     carried: Sequence[Values],
     collected: Sequence[Sequence[Values]],
 ) -> None:
-    """Adds what a loop has computed to the values of each micro-batch."""
+    """Adds a loop's results to the values of each micro-batch."""
     loop = compiled.loop
     for values, leaving, own in zip(micro_batches, carried, collected, strict=True):
         values |= zip(loop.end, leaving, strict=True)
@@ -117,7 +117,7 @@ def run_loop_backward(
     *,
     saved: bool,
 ) -> None:
-    """Runs all micro-batches back.
+    """Runs all micro-batches backward.
 
     Each layer is recomputed from its inputs, unless its activations were saved.
     """
@@ -171,7 +171,7 @@ def run_loop_backward(
 
 
 def _put_like(first: Values, values: Values) -> Values:
-    """Puts the inputs of a layer on the device, or on the mesh as the first layer's."""
+    """Puts a layer's inputs on the device, or on the mesh like the first layer's."""
     return [
         jax.device_put(value, mesh_sharding(other))
         for value, other in zip(values, first, strict=True)
@@ -179,9 +179,9 @@ def _put_like(first: Values, values: Values) -> Values:
 
 
 def _move_to_host(totals: Sequence[np.ndarray], index: int, layer: Values) -> None:
-    """Adds a layer's gradients to arrays of all layers, and deletes them.
+    """Adds a layer's gradients to arrays for all layers, and deletes them.
 
-    They leave the device before the next micro-batch computes others.
+    They leave the device before the next micro-batch computes more.
     """
     for total, gradient in zip(totals, layer, strict=True):
         total[index] += np.asarray(gradient)

@@ -1,7 +1,7 @@
-"""The equations of a traced program, as they are selected and run again.
+"""Equations of a traced program: selecting them and running them again.
 
-A *step* is an equation, or an object made of one that has its `invars` (what it reads)
-and `outvars` (what it computes) and runs itself: `run(*values of invars)`.
+A *step* is an equation, or an object made from one that has its `invars` (what it
+reads) and `outvars` (what it computes) and runs itself: `run(*values of invars)`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,7 +18,7 @@ CHECKPOINTS = frozenset({"checkpoint", "remat", "remat2"})
 
 
 def operands(scan: JaxprEqn) -> tuple[list, list, list]:
-    """Returns what a loop reads whole, what it carries in, and what it slices."""
+    """Returns what a loop reads whole, what it carries, and what it slices."""
     if "num_consts" in scan.params:
         consts, carried = scan.params["num_consts"], scan.params["num_carry"]
     else:
@@ -39,7 +39,7 @@ def variables(atoms: Iterable[Any]) -> list[Any]:
 
 
 def is_floating(var: Var) -> bool:
-    """Returns whether a gradient can be taken with respect to a variable."""
+    """Tests whether a variable can have a gradient."""
     kind: Any = var.aval
     return jnp.issubdtype(kind.dtype, jnp.inexact)
 
@@ -47,13 +47,8 @@ def is_floating(var: Var) -> bool:
 def live_steps(steps: Sequence[Any], outputs: Iterable[Any]) -> tuple[list, dict]:
     """Drops the steps that nothing needs.
 
-    Args:
-      steps: equations, or other steps, in order.
-      outputs: variables that are wanted.
-
-    Returns:
-      the other steps, and all variables that these or `outputs` read, in a fixed order
-        (another order would compile again).
+    `outputs` are the wanted variables. Also returns all variables that the remaining
+    steps or `outputs` read, in a fixed order (another order would compile again).
     """
     needed, live = dict.fromkeys(outputs), []
     for step in reversed(steps):
@@ -80,10 +75,10 @@ def evaluate(
     """Runs steps and returns the values of `outputs`.
 
     Args:
-      program: the program that the equations among the steps belong to.
+      program: the program that contains the equations among the steps.
       steps: equations, and steps that run themselves.
       outputs: variables and literals.
-      values: values of what the steps read.
+      values: values of everything that the steps read.
     """
     live, needed = live_steps(steps, variables(outputs))
     known = dict(values)
@@ -102,7 +97,7 @@ def evaluate(
 
 
 def _groups(steps: Sequence[Any]) -> Iterator[Any]:
-    """Yields lists of consecutive equations, and the other steps one by one."""
+    """Yields lists of consecutive equations, and other steps one by one."""
     group: list[JaxprEqn] = []
     for step in steps:
         if isinstance(step, JaxprEqn):
@@ -123,14 +118,14 @@ def run_scan(
     sliced: Sequence[Any],
     length: int | None = None,
 ) -> list[Any]:
-    """Runs another body in the manner of a loop.
+    """Runs another body in place of a loop's own.
 
     Args:
       equation: the loop.
       body: `f(carried, slices) -> (carried, outputs)`, with lists of arrays.
       carried: values before the first iteration.
-      sliced: arrays with one slice for each iteration.
-      length: number of iterations; the loop's if None.
+      sliced: arrays with one slice per iteration.
+      length: number of iterations; the loop's by default.
     """
     last, outputs = jax.lax.scan(
         body,
@@ -144,7 +139,7 @@ def run_scan(
 
 
 def inlined(closed: ClosedJaxpr, names: frozenset[str]) -> ClosedJaxpr:
-    """Traces a program again with some primitives inlined, also in its loops."""
+    """Retraces a program with some primitives inlined, also inside its loops."""
 
     def run(*arguments: Any) -> list[Any]:
         return _run_inlined(closed, arguments, names)

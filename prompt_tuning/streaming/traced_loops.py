@@ -1,11 +1,11 @@
 """Splits a traced program at its loops over layers.
 
 `jax.lax.scan` over stacked weights is one equation of the trace and contains all that
-is needed to run it layer by layer: what each layer reads, what is carried from one to
-the next, and the layer's program. Loops over the same number of layers run in lockstep
-where they depend on each other layer by layer: a T5's cross-attention keys and values
-of layer `i` are computed where the decoder's block `i` reads them, and a prompt that
-runs ahead of the text is one block ahead of it.
+is needed to run it layer by layer: what each layer reads, what is carried to the next
+one, and the layer's program. Loops over the same number of layers run in lockstep if
+they depend on each other layer by layer: e.g. a T5's cross-attention keys and values of
+layer `i` are computed where the decoder's block `i` reads them, and a prompt that runs
+ahead of the text is one block ahead of it.
 """
 
 import dataclasses
@@ -51,9 +51,9 @@ class LayerLoop:
     Attributes:
       length: number of layers, `L`.
       scans: the loops.
-      weights: streamed inputs of the program, of which each layer reads its slice.
+      weights: streamed inputs of the program; each layer reads its slice.
       shared: variables that every layer reads whole.
-      stacked: other variables stacked on `L`, of which each layer reads its slice.
+      stacked: other variables stacked on `L`; each layer reads its slice.
       start: values carried into the first layer, of all loops.
       end: values carried out of the last layer.
       collected: outputs stacked over layers that are read after the loops.
@@ -111,9 +111,7 @@ class SplitProgram:
 def split_at_loops(program: Jaxpr, streamed: Mapping[Var, str]) -> SplitProgram:
     """Splits a program at the loops that read streamed inputs.
 
-    Args:
-      program: the trace.
-      streamed: names of the inputs whose layers are brought in one by one.
+    `streamed` has the names of the inputs to bring in layer by layer.
 
     Raises:
       InputError: if such an input is read other than by a loop over its layers.
@@ -137,8 +135,7 @@ class _Stages:
     """Sorts equations by the number of loops over layers that precede them.
 
     Attributes:
-      equations: equations of each stage that are not such loops; they run before the
-        loops of the stage.
+      equations: other equations of each stage; they run before its loops.
       scans: the loops of each stage.
       collected: outputs stacked over layers that are read after their stage.
     """
@@ -188,7 +185,7 @@ class _Stages:
         return max((self._available.get(var, 0) for var in needed), default=0)
 
     def collect(self, needed: Iterable[Var]) -> None:
-        """Stacks the outputs of loops among some variables, for later stages."""
+        """Stacks those of the needed variables that loops compute, for later stages."""
         stacked = [var for var in needed if var in self._sliced]
         self.collected.update(stacked)
         self._available |= {var: self._sliced[var] + 1 for var in stacked}
@@ -216,7 +213,7 @@ def check_collected(loops: Iterable[LayerLoop], differentiated: Container[Var]) 
     """Checks that no gradient flows through outputs that loops stack over layers.
 
     Raises:
-      InputError: with the shape of such an output.
+      InputError: gives the shape of such an output.
     """
     for var in (var for loop in loops for var in loop.collected):
         if var in differentiated:

@@ -38,7 +38,7 @@ of both are NumPy arrays.
 
 
 class TracedProgram:
-    """A function of trained and frozen parameters and other arrays, of one shape."""
+    """A function of trained and frozen parameters and other arrays, for one shape."""
 
     def __init__(
         self,
@@ -110,14 +110,14 @@ class TracedProgram:
         """Runs micro-batches up to the last segment.
 
         Args:
-          micro_batches: values of each micro-batch, to which new values are added.
+          micro_batches: values of each micro-batch; new values are added.
           reader: brings the layers to the device.
-          keep: whether the inputs of the layers are kept for `backward`.
-          checkpoint_activation: whether only the inputs are kept, in host memory; if
-            not, all activations are, on the device.
+          keep: whether to keep the layers' inputs for `backward`.
+          checkpoint_activation: whether to keep only the inputs, in host memory,
+            instead of all activations, on the device.
 
         Returns:
-          what is kept of the layers of each loop, empty unless kept.
+          what is kept for the layers of each loop; empty without `keep`.
         """
         by_loop = []
         for segment, loop in self._stages:
@@ -154,7 +154,7 @@ class TracedProgram:
     def _accumulate_sources(
         self, cotangents: VariableValues, segment: CompiledSegment, gradients: Values
     ) -> None:
-        """Adds a segment's gradients, in host memory where the parameter is there."""
+        """Adds a segment's gradients, in host memory if the parameter is there."""
         moved = [
             np.array(gradient) if var in self._on_host else gradient
             for var, gradient in zip(segment.sources, gradients, strict=True)
