@@ -1,7 +1,7 @@
-"""Samples of a checkpoint that show whether all processes read the same files.
+"""Samples of a checkpoint, to check that all processes read the same files.
 
-Each process reads only its own shards of a checkpoint. Two processes with different
-files would therefore build one model from both, and no joint computation would show it.
+Each process reads only its own shards of a checkpoint. If two processes had different
+files, they would build one model from both, and no joint computation would reveal it.
 """
 
 import hashlib
@@ -26,8 +26,8 @@ SAMPLE_SIZE = 64
 def sampled(plan: RestorePlan) -> list[str]:
     """Returns a line with a digest for each parameter that is read from a checkpoint.
 
-    The digest covers a sample of the numbers in this process's files. The positions are
-    the same in all processes, whichever shards they hold.
+    The digest covers a sample of the numbers in this process's files, at the same
+    positions in all processes, whichever shards they hold.
 
     Raises:
       InputError: if the checkpoint turns out to be damaged.

@@ -23,7 +23,7 @@ class FusedExperts(Transform):
 
     Attributes:
       index: index of the part.
-      parts: number of parts of equal size, one after the other.
+      parts: number of equal parts, one after the other.
     """
 
     index: int = 0
@@ -103,10 +103,10 @@ class EveryOther(Transform):
 def experts_apart(
     path: str, recipe: Recipe, stored: Mapping[str, StoredTensor]
 ) -> tuple[Recipe, dict[str, StoredTensor]]:
-    """Returns a recipe of kernels with a tensor `[out, in]` for each, and the tensors.
+    """Returns a recipe with one tensor `[out, in]` per kernel, and these tensors.
 
-    A tensor of all experts of a layer becomes one for each expert, which reads nothing
-    else; other recipes remain as they are. Tensors that are not stored are left out.
+    A tensor with all experts of a layer becomes one tensor per expert, each of which
+    reads only its own part; other recipes stay the same. Missing tensors are left out.
 
     Raises:
       InputError: if a tensor cannot be transformed.

@@ -1,4 +1,4 @@
-"""Chooses how the arrays of each parameter are read."""
+"""Chooses how to read the arrays of each parameter."""
 
 import dataclasses
 import functools
@@ -60,7 +60,7 @@ def published_readers(
     stored: Mapping[str, StoredTensor],
     store: Store,
 ) -> Readers:
-    """Yields readers of a kernel that stays in its codes, and of what belongs to it."""
+    """Yields readers of a kernel that keeps its published codes, and its scales etc."""
     shape, recipe, turned = _oriented(path, abstract, recipe)
     recipe, stored = experts_apart(path, recipe, stored)
     kernel = PublishedKernel(path, shape, recipe, stored, store)
@@ -83,8 +83,8 @@ def _oriented(
     """Returns how to read a quantized parameter as a kernel `[..., in, out]`.
 
     Returns:
-      The shape of the kernel, its recipe, and a function that makes a reader of the
-      parameter from one of the kernel: a table is the kernel's transpose.
+      the shape of the kernel, its recipe, and a function that turns a reader of the
+        kernel into one of the parameter: a table is the kernel's transpose.
     """
     shape = weight_shape(path, abstract[path])
     if path not in TABLES:
@@ -107,14 +107,14 @@ def readers(
     stored: Mapping[str, StoredTensor],
     dtype: DTypeLike | None,
 ) -> Readers:
-    """Yields the reader of a parameter, and of the scales of one that is quantized.
+    """Yields the reader of a parameter, and of its scales if it is quantized.
 
     Args:
       path: path of the parameter.
       abstract: shape and dtype of every parameter.
       recipe: recipe of the parameter.
       stored: stored tensors by name.
-      dtype: dtype of parameters that are not quantized; None for that of the leaf.
+      dtype: dtype of unquantized parameters; None for the leaf's.
     """
     leaf = abstract[path]
     if not is_quantized(leaf):

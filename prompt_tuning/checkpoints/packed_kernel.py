@@ -1,4 +1,4 @@
-"""Packs kernels in four bits while reading them."""
+"""Packs kernels into four bits while reading them."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -21,9 +21,9 @@ TILE_ROWS, TILE_COLUMNS = 512, 256
 
 
 class PackedKernel(ScaledKernel):
-    """Reads a kernel with two weights in each byte, `[L, in / 2, out]`.
+    """Reads a kernel with two weights per byte, `[L, in / 2, out]`.
 
-    A scale depends on the weights of its group alone, so each process reads only the
+    A scale depends only on the weights of its group, so each process reads only the
     groups that it keeps.
     """
 
@@ -44,11 +44,11 @@ class PackedKernel(ScaledKernel):
           shape: shape of the weights.
           recipe: recipe of the parameter.
           stored: stored tensors by name.
-          codebook: whether weights are rounded to the values of NF4.
+          codebook: whether to round weights to the values of NF4.
           group: number of inputs that share a scale.
 
         Raises:
-          InputError: as `check_recipe` does.
+          InputError: see `check_recipe`.
         """
         super().__init__(path, shape, recipe, stored)
         self._group = group

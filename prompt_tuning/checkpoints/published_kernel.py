@@ -1,4 +1,4 @@
-"""Reads kernels in the codes that are stored for them, without rounding again."""
+"""Reads kernels in their stored codes, without rounding again."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -48,7 +48,7 @@ class PublishedKernel:
           store: the store from `published_stores`.
 
         Raises:
-          InputError: as `check_recipe` does.
+          InputError: see `check_recipe`.
         """
         check_recipe(path, shape, recipe, stored)
         self._path, self._recipe, self._store = path, recipe, store
@@ -105,7 +105,7 @@ class PublishedKernel:
     def read_nested(
         self, parts: Sequence[Block]
     ) -> list[Float32[np.ndarray, "*lead out"]]:
-        """Reads blocks of the scales of the scales; raises as `read_scales` does."""
+        """Reads blocks of the scales' scales; see `read_scales` for errors."""
 
         def largest(name: str, codes: Codes, block: Block) -> np.ndarray:
             assert codes.nested is not None
@@ -117,7 +117,7 @@ class PublishedKernel:
     def read_nested_codebooks(
         self, parts: Sequence[Block]
     ) -> list[Float32[np.ndarray, "*lead n"]]:
-        """Returns the table of the scales of each layer; raises as `read_scales`."""
+        """Returns each layer's table of scales; see `read_scales` for errors."""
 
         def table(name: str, codes: Codes, block: Block) -> np.ndarray:
             assert codes.nested is not None
@@ -151,7 +151,7 @@ class PublishedKernel:
     def read_codebooks(
         self, parts: Sequence[Block]
     ) -> list[Float32[np.ndarray, "*lead n"]]:
-        """Returns the table of values of each layer."""
+        """Returns the table of values for each layer."""
 
         def table(_: str, codes: Codes, block: Block) -> np.ndarray:
             assert codes.table is not None
@@ -180,7 +180,7 @@ class PublishedKernel:
         return numbers
 
     def _of_groups(self, tensor: StoredTensor, block: Block) -> np.ndarray:
-        """Reads numbers of the store's groups; without groups, of columns."""
+        """Reads the numbers of the store's groups; without groups, of columns."""
         by_column = len(block) == 1
         groups, columns = (slice(0, 1), *block) if by_column else block
         count = 1 if self._store.group is None else self._size_in // self._store.group
@@ -199,7 +199,7 @@ class PublishedKernel:
 def _packed(
     codes: UInt8[np.ndarray, "in out"], half: int
 ) -> UInt8[np.ndarray, "bytes out"]:
-    """Puts the codes of both halves of each group of inputs into bytes."""
+    """Packs the codes of both halves of each group of inputs into bytes."""
     size_in, size_out = codes.shape
     if codes.flags.c_contiguous:
         groups = codes.reshape(-1, 2, half, size_out)
@@ -212,12 +212,12 @@ def _packed(
 
 
 def codes_of(tensor: StoredTensor) -> Codes | None:
-    """Returns the codes that are stored for a tensor, if a store holds them."""
+    """Returns the codes that are stored for a tensor, if a store can hold them."""
     return tensor.codes if isinstance(tensor, WidenedTensor) else None
 
 
 def keeps_inputs(recipe: Recipe) -> bool:
-    """Returns whether a recipe stacks kernels whose inputs stay in order."""
+    """Tests whether a recipe stacks kernels and keeps the order of their inputs."""
     transform = recipe.transform
     turned = isinstance(transform, Transpose) or (
         isinstance(transform, FusedPart) and not transform.in_first

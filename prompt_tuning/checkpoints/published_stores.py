@@ -1,4 +1,4 @@
-"""Chooses the stores that hold a quantized checkpoint as it is published."""
+"""Chooses stores that hold a quantized checkpoint exactly as published."""
 
 import dataclasses
 import functools
@@ -25,18 +25,18 @@ KERNEL = "/kernel"
 
 
 def is_quantized(stored: Mapping[str, StoredTensor]) -> bool:
-    """Returns whether some tensors of a checkpoint are quantized."""
+    """Tests whether any tensor of a checkpoint is quantized."""
     return any(isinstance(tensor, WidenedTensor) for tensor in stored.values())
 
 
 def published_stores(
     recipes: Mapping[str, Recipe], stored: Mapping[str, StoredTensor]
 ) -> dict[str, Store]:
-    """Returns the store of each parameter that holds it as it is published.
+    """Returns the store that holds each parameter exactly as published.
 
-    Kernels stay in their codes, and parameters that are not quantized in their dtype.
-    Quantized parameters without such a store become bfloat16: groups of several sizes,
-    and stacks of which only some layers or experts are quantized.
+    Kernels keep their codes, and unquantized parameters their dtype. Quantized
+    parameters without such a store become bfloat16, e.g. if groups differ in size, or
+    only some layers or experts of a stack are quantized.
     """
     stores = {}
     for path, recipe in recipes.items():
@@ -57,7 +57,7 @@ def _of_kernel(
 
 
 def _of_table(recipe: Recipe, stored: Mapping[str, StoredTensor]) -> Store | None:
-    """Returns the store of a table as published, which is the transpose of a kernel."""
+    """Returns the store of a published table, which is the transpose of a kernel."""
     if recipe.stacked or recipe.transform is not identity:
         return None
     store = _common([stored[name] for name in recipe.sources])
@@ -67,7 +67,7 @@ def _of_table(recipe: Recipe, stored: Mapping[str, StoredTensor]) -> Store | Non
 
 
 def _common(tensors: Sequence[StoredTensor]) -> Store | None:
-    """Returns the store of the codes of all layers; None if there is none."""
+    """Returns the store for the codes of all layers; None if there is none."""
     codes = [codes_of(tensor) for tensor in tensors]
     present = [each for each in codes if each is not None]
     names = {each.store.name for each in present}

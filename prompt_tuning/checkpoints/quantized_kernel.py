@@ -33,7 +33,7 @@ class ScaledKernel(abc.ABC):
       stored: stored tensors by name.
 
     Raises:
-      InputError: as `check_recipe` does.
+      InputError: see `check_recipe`.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class ScaledKernel(abc.ABC):
 
     @abc.abstractmethod
     def _read_scales(self, name: str, block: Block) -> None:
-        """Reads the weights of a block of a stored array's scales, and keeps these."""
+        """Computes scales from a block of a stored array's weights, and keeps them."""
 
     def read_scales(
         self, parts: Sequence[Block]
@@ -78,7 +78,7 @@ class ScaledKernel(abc.ABC):
     def _keep(
         self, name: str, block: Block, scale: Float32[np.ndarray, "*lead out"]
     ) -> None:
-        """Keeps scales, which show any weight that is not finite.
+        """Keeps scales, which reveal any weight that is not finite.
 
         Raises:
           InputError: if one is not finite.
@@ -102,9 +102,9 @@ def _bounds(block: Block) -> Bounds:
 class QuantizedKernel(ScaledKernel):
     """Reads a kernel as int8, with a scale for each output channel.
 
-    The scale of a channel depends on its largest weight. If the rows of a kernel are
-    sharded, each process also reads the rows of the others to compute the scales: the
-    only case in which a process reads more of a checkpoint than it keeps.
+    A channel's scale depends on its largest weight. If the rows of a kernel are
+    sharded, each process also reads the other rows to compute the scales: the only case
+    in which a process reads more of a checkpoint than it keeps.
     """
 
     def __init__(
@@ -141,8 +141,7 @@ class QuantizedKernel(ScaledKernel):
     ) -> dict[tuple[int, int], Float[np.ndarray, "in _"]]:
         """Reads complete columns of a stored array and keeps their scales.
 
-        Returns:
-          The weights by `(start, stop)` of the columns.
+        Returns the weights by `(start, stop)` of the columns.
         """
         distinct = {(part.start, part.stop): part for part in columns}
         blocks: list[Block] = [(self._rows, part) for part in distinct.values()]

@@ -1,6 +1,6 @@
-"""Tensors whose elements are those of another in another order, or with an offset.
+"""Tensors made from others by reordering elements or adding an offset.
 
-Of quantized tensors, the codes are rearranged as well where their inputs stay in place.
+The codes of quantized tensors are rearranged, too, if their inputs stay in place.
 """
 
 import dataclasses
@@ -15,9 +15,9 @@ from prompt_tuning.core.array_slices import Block
 
 
 def reordered(tensor: StoredTensor, order: Int[np.ndarray, "rows"]) -> StoredTensor:
-    """Returns a tensor with the rows of another in a given order.
+    """Returns a tensor with another's rows in a new order.
 
-    A block is read with all rows of the other that lie between its own.
+    To read a block, it reads all of the other's rows between those it needs.
     """
 
     def read(block: Block) -> np.ndarray:
@@ -36,7 +36,7 @@ def reordered(tensor: StoredTensor, order: Int[np.ndarray, "rows"]) -> StoredTen
 
 
 def turned(tensor: StoredTensor) -> StoredTensor:
-    """Returns a matrix whose rows are the columns of another."""
+    """Returns the transpose of a matrix."""
 
     def read(block: Block) -> np.ndarray:
         return tensor.read(block[::-1]).T
@@ -55,7 +55,7 @@ def shifted(tensor: StoredTensor, number: float) -> StoredTensor:
 
 
 def stacked_part(tensor: StoredTensor, index: int) -> StoredTensor:
-    """Returns one of the arrays that a tensor stacks on its first axis."""
+    """Returns one of the arrays stacked on a tensor's first axis."""
 
     def part(whole: StoredTensor) -> StoredTensor:
         def read(block: Block) -> np.ndarray:
@@ -69,7 +69,7 @@ def stacked_part(tensor: StoredTensor, index: int) -> StoredTensor:
 
 
 def as_row(tensor: StoredTensor) -> StoredTensor:
-    """Returns a vector as a matrix of one row."""
+    """Returns a vector as a matrix with one row."""
 
     def read(block: Block) -> np.ndarray:
         rows, columns = block

@@ -1,7 +1,7 @@
 """Decides where every parameter comes from, before any is read.
 
-A parameter is restored from named arrays of the checkpoint, or fresh because an entry
-of the assignment map requires it. An array that no parameter reads is reported as
+A parameter is either restored from named arrays of the checkpoint, or fresh because an
+entry of the assignment map says so. Arrays that no parameter reads are reported as
 ignored. Everything else is an error.
 """
 
@@ -69,7 +69,7 @@ class RestorePlan:
       restored: recipes of the parameters that are read.
       fresh: descriptions of the initializers of the other parameters.
       stored: stored tensors of the checkpoint.
-      stores: stores of parameters that are held as they are published.
+      stores: stores of parameters that are kept as published.
     """
 
     origin: str
@@ -100,12 +100,9 @@ class RestorePlan:
     ) -> Iterator[tuple[str, PartReader]]:
         """Yields a reader for each restored parameter, which reads blocks of it.
 
-        Kernels are quantized while they are read, unless they are held as published;
-        the readers of what belongs to a kernel follow that of the kernel.
-
-        Args:
-          dtype: dtype of parameters that are not quantized; None keeps the dtype of
-            each abstract leaf.
+        Kernels are quantized while they are read, unless they are kept as published;
+        the readers of a kernel's scales etc. follow the kernel's. `dtype` is for
+        unquantized parameters; None keeps each abstract leaf's.
         """
         derived = self.derived
         for path, recipe in self.restored.items():
@@ -184,7 +181,7 @@ class RestorePlan:
         return NF4 if codebook_path(path) in self.abstract else INT4
 
     def _widened_rows(self) -> list[str]:
-        """Counts quantized tensors that are held as floats."""
+        """Counts quantized tensors that are stored as floats."""
         quantized = set(self.quantized)
         paths = [
             path
@@ -210,29 +207,28 @@ def plan_restore(
 ) -> RestorePlan:
     r"""Decides the source of every parameter and checks every shape.
 
-    The assignment map has the semantics of T5X
-    (`t5x.state_utils.apply_assignment_map`). The first pattern that matches the whole
-    path of a parameter determines its source: None makes it fresh, and a string names
-    another of our paths, or a stored array that is read unchanged; `\1` is the first
-    group of the pattern. A parameter without a match is read by its own recipe. The
-    scales of a quantized kernel are computed from its weights, so they follow its
-    source and are not subject to the map.
+    The assignment map works like T5X's (`t5x.state_utils.apply_assignment_map`). The
+    first pattern that matches the whole path of a parameter determines its source: None
+    makes it fresh, and a string names another of our paths, or a stored array to read
+    unchanged; `\1` is the first group of the pattern. A parameter without a match is
+    read by its own recipe. The scales of a quantized kernel are computed from its
+    weights, so they follow its source, whatever the map says.
 
     Args:
       abstract: shape and dtype of every parameter, by path.
       recipes: recipes of the family, by path.
       stored: stored tensors of the checkpoint, by name.
       assignment_map: (pattern, source) pairs; each pattern must match a parameter,
-        except the patterns in `TUNED_ARE_FRESH`, and in a model without prompts and
-        adapters, such as a run's baseline, patterns that match those.
+        except for patterns in `TUNED_ARE_FRESH`, and patterns for prompts and adapters
+        in a model without them, e.g. a run's baseline.
       fallback_to_scratch: whether any parameter may be fresh.
       fresh_by: descriptions of the initializers of fresh parameters, for the report.
-      stores: stores of parameters that are held as they are published, by path.
+      stores: stores of parameters that are kept as published, by path.
 
     Raises:
       InputError: for a parameter without a source, a fresh parameter although none may
-        be, a wrong shape, a pattern that is invalid or matches nothing, and another
-        source of a kernel that is held as it is published.
+        be, a wrong shape, a pattern that is invalid or matches nothing, or another
+        source for a kernel that is kept as published.
     """
     if not stored:
         raise InputError("the checkpoint contains no arrays")
@@ -285,7 +281,7 @@ def _quantized(abstract: Mapping[str, jax.ShapeDtypeStruct]) -> tuple[str, ...]:
 
 
 def _derived(abstract: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, str]:
-    """Returns the kernel of each array that is made from a kernel's weights."""
+    """Returns the kernel of each array that is computed from a kernel's weights."""
     return {
         other: path
         for path in _quantized(abstract)

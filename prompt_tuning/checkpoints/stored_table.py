@@ -47,7 +47,7 @@ class StoredTable:
           multiplier: factor of all rows that are read.
 
         Raises:
-          InputError: as `check_recipe` does.
+          InputError: see `check_recipe`.
         """
         check_recipe(path, shape, recipe, stored)
         self.shape, self._multiplier = shape, np.float32(multiplier)
@@ -89,7 +89,7 @@ class StoredTable:
     def _groups(self, ids: Int[np.ndarray, "n"]) -> list[Int[np.ndarray, "_"]]:
         """Splits ascending ids into groups to read together.
 
-        The rows of a group are consecutive, or lie in one chunk of the file, which is
+        A group's rows are consecutive, or lie in one chunk of the file, which is
         decompressed as a whole for any of them.
         """
         if not len(ids):

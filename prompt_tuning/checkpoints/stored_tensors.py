@@ -24,7 +24,7 @@ TILE = 128
 
 @dataclasses.dataclass(frozen=True)
 class StoredTensor:
-    """One array of a checkpoint, which is read on request.
+    """One array of a checkpoint, read on request.
 
     Attributes:
       shape: shape of the array.
@@ -122,7 +122,7 @@ class RowsFrom(Transform):
     first: int
 
     def __call__(self, stored: np.ndarray) -> np.ndarray:
-        """Returns the other rows."""
+        """Returns the remaining rows."""
         return stored[self.first :]
 
     def read(self, tensor: StoredTensor, block: Block) -> np.ndarray:
@@ -134,7 +134,7 @@ class RowsFrom(Transform):
 
 @dataclasses.dataclass(frozen=True)
 class FusedPart(Transform):
-    """Takes the columns of one of many projections stored as one.
+    """Takes the columns of one of the projections that are stored as one.
 
     The columns are stored in equal groups, each with the columns of all parts one after
     the other: with one group the parts are contiguous; GPT-NeoX has a group for each
@@ -200,14 +200,14 @@ class FusedPart(Transform):
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """Describes how one parameter is made from stored arrays.
+    """How one parameter is made from stored arrays.
 
     Attributes:
       sources: names of the stored arrays: one, or one per layer.
       stacked: whether they are stacked on a leading axis `L`.
       transform: transform applied to each stored array.
-      experts: number of arrays of each layer, stacked on a second axis; None if each
-        layer has one array.
+      experts: number of arrays per layer, stacked on a second axis; None if each layer
+        has one array.
     """
 
     sources: tuple[str, ...]
@@ -230,8 +230,8 @@ def layered(
     """Returns a recipe that stacks one stored array per layer.
 
     Args:
-      pattern: name of the arrays, with `{}` for the number of the layer.
-      layers: number of layers `L`, or the numbers of some layers.
+      pattern: name of the arrays, with `{}` for the layer's index.
+      layers: number of layers `L`, or the indices of some layers.
       transform: transform applied to each array.
     """
     numbers = range(layers) if isinstance(layers, int) else layers
@@ -315,7 +315,7 @@ def assemble_parts(
     """Reads blocks of one parameter, and only the data that they need.
 
     The results are allocated once and filled layer by layer, cast while copying, so
-    that reading needs memory for the blocks and for a block of one stored array.
+    reading needs memory only for the blocks and for a block of one stored array.
 
     Args:
       path: path of the parameter, for messages.
@@ -345,7 +345,7 @@ def by_source(
     """Yields each stored array that blocks of a parameter need.
 
     Yields:
-      The name of a stored array, with a list of the memory to fill from it and the
+      the name of a stored array, with a list of the memory to fill from it and the
       block of the transformed array to fill it with.
     """
     depth = len(recipe.stack)
@@ -366,7 +366,7 @@ def read_blocks(
     """Reads blocks of a transformed array.
 
     Blocks that fill a larger block are read as one, so that a compressed chunk that
-    several of them need is decompressed only once.
+    they share is decompressed only once.
     """
     bounds = joined(blocks)
     if bounds is None:
@@ -378,8 +378,8 @@ def read_blocks(
 def tiles(shape: tuple[int, ...]) -> Iterator[tuple]:
     """Yields indices of square tiles of the last two axes.
 
-    Copying a transposed array in tiles that fit the cache is twice as fast. An array of
-    fewer than two axes is a single tile.
+    Copying a transposed array in tiles that fit in the cache is twice as fast. An array
+    with fewer than two axes is a single tile.
     """
     if len(shape) < 2:
         yield (...,)
@@ -390,7 +390,7 @@ def tiles(shape: tuple[int, ...]) -> Iterator[tuple]:
 
 
 def empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Allocates an array so aligned that JAX uses it on a CPU without a copy."""
+    """Allocates an array, aligned so that JAX uses it on a CPU without a copy."""
     size = math.prod(shape) * dtype.itemsize
     raw = np.empty(size + ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % ALIGNMENT

@@ -1,4 +1,4 @@
-"""Weights of convolutions of each channel alone, which files store `[C, 1, taps]`."""
+"""Weights of depthwise convolutions, which files store as `[C, 1, taps]`."""
 
 import dataclasses
 

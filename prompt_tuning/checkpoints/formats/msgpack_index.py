@@ -1,11 +1,11 @@
 """Index of a MessagePack file: its tree of names, and where its arrays are stored.
 
 Flax stores an array as an extension that contains, packed again, its shape, the name of
-its dtype, and its bytes in C order. The `msgpack` library decodes everything but the
-headers of byte strings and extensions, which are decoded here: the library returns
-their content as a copy, so that even a streaming `Unpacker` with an `ext_hook` reads
-all of a file (measured with one array of 1 GiB: 6 s and 2 GiB of memory; indexing it
-here takes 0.2 ms and reads a few bytes). Nothing in a file is executed.
+its dtype, and its bytes in C order. The `msgpack` library decodes everything except the
+headers of byte strings and extensions, which we decode here. The library returns their
+content as a copy, so even a streaming `Unpacker` with an `ext_hook` reads the whole
+file (measured with one array of 1 GiB: 6 s and 2 GiB of memory; indexing it here takes
+0.2 ms and reads a few bytes). Nothing in a file is executed.
 """
 
 import mmap
@@ -66,9 +66,8 @@ class PackedFile:
     def value(self, span: Span | None = None) -> Any:
         """Decodes the value in the file, or the value packed in one of its extensions.
 
-        Returns:
-          Dicts, lists, texts and numbers, with a `Span` for each extension and byte
-          string.
+        Returns dicts, lists, texts and numbers, with a `Span` for each extension and
+        byte string.
 
         Raises:
           ValueError: if the data is cut short, is not MessagePack or exceeds a limit.

@@ -1,10 +1,11 @@
 """The safetensors format, mapped into memory.
 
 A file is the length `N` of its header (8 bytes, little endian), the header (`N` bytes
-of JSON: name -> dtype, shape, offsets) and the data (https://github.com/huggingface/
-safetensors, "Format"). The header is parsed here so that the error for a damaged file
-states both sizes, and so that an array, or a block of one, is a view of the file until
-it is cast: only the pages of the file that contain the block are read.
+of JSON: name -> dtype, shape, offsets) and the data
+(https://github.com/huggingface/safetensors, "Format"). We parse the header here, so
+that the error for a damaged file gives both sizes, and so that an array, or a block of
+one, is a view of the file until it is cast: only the pages of the file that contain the
+block are read.
 """
 
 import dataclasses
@@ -62,16 +63,16 @@ MAXIMUM_HEADER = 100_000_000
 
 
 def open_safetensors(folder: str | Path) -> dict[str, StoredTensor]:
-    """Opens the arrays in a folder, in one file or several.
+    """Opens the arrays in a folder, in one file or more.
 
     As in Hugging Face libraries, `model.safetensors` has priority over the files that
     `model.safetensors.index.json` names; without either, all `*.safetensors` are read.
-    Scales and biases of norms with their first names have those of now (`OLD_NAMES`).
+    Scales and biases of norms with outdated names get today's (`OLD_NAMES`).
 
     Raises:
-      InputError: for a folder or file that is missing, cut short or of another format,
-        for a name that is in two files, for an index with missing files or names, and
-        for a link out of the folder.
+      InputError: for a folder or file that is missing, cut short or in another format,
+        a name that is in two files, an index with missing files or names, or a link out
+        of the folder.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -131,7 +132,7 @@ def _open_indexed(index: Path) -> dict[str, StoredTensor]:
 
 
 def _present_name(name: str) -> str:
-    """Returns the name that transformers gives an array now; see `OLD_NAMES`."""
+    """Returns transformers' current name of an array; see `OLD_NAMES`."""
     old = next((old for old in OLD_NAMES if name.endswith(old)), None)
     return name if old is None else name.removesuffix(old) + OLD_NAMES[old]
 
@@ -140,7 +141,7 @@ def read_header(file: Path) -> dict[str, StoredTensor]:
     """Opens the arrays in one file.
 
     Raises:
-      InputError: if the file is not a whole safetensors file, by the rules of the
+      InputError: if the file is not a complete safetensors file by the rules of the
         `safetensors` library: arrays have distinct names and fill the file without gaps
         and overlaps.
     """
@@ -203,7 +204,7 @@ class _Array:
       dtype: dtype of the array.
       shape: shape of the array.
       begin: offset of its first byte in the data.
-      end: offset of the byte after it.
+      end: offset just after its last byte.
     """
 
     dtype: np.dtype
@@ -212,7 +213,7 @@ class _Array:
     end: int
 
     def stored(self, file: Path, start: int) -> StoredTensor:
-        """Returns the array, in a file whose data starts at an offset."""
+        """Returns the array, given the offset at which the file's data starts."""
         begin = start + self.begin
         read = functools.partial(_read, file, begin, self.dtype, self.shape)
         return StoredTensor(self.shape, self.dtype, str(file), read)

@@ -27,7 +27,7 @@ class Entry:
       name: name of the array.
       dtype: dtype of the array.
       shape: shape of the array.
-      chunks: returns the parts of the array, one after the other in C order.
+      chunks: returns the parts of the array, consecutive in C order.
     """
 
     name: str
@@ -46,13 +46,10 @@ def write_safetensors(
 ) -> None:
     """Writes a file.
 
-    Args:
-      file: file to write.
-      entries: the arrays.
-      on_written: gets the number of bytes of each part that has been written.
+    `on_written` gets the number of bytes of each part after it was written.
 
     Raises:
-      ValueError: if the parts of an array have another size than the array.
+      ValueError: if the parts of an array do not add up to its size.
     """
     # In this order arrays without a gap begin at multiples of their element's size.
     whole = [entry for entry in entries if entry.bytes % ALIGNMENT == 0]

@@ -39,13 +39,12 @@ CHUNKED = "__msgpack_chunked_array__"
 def open_t5x(path: str | Path) -> dict[str, StoredTensor]:
     """Opens the parameters of a T5X checkpoint, by name without `target/`.
 
-    Args:
-      path: a `checkpoint_<step>` folder, a folder of those (the latest is opened), or
-        the MessagePack file itself.
+    `path` is a `checkpoint_<step>` folder, a folder of those (the latest is opened), or
+    the MessagePack file itself.
 
     Raises:
-      InputError: if there is no checkpoint, if the file is cut short or of another
-        format, or if an array is stored in an unsupported way.
+      InputError: if there is no checkpoint, the file is cut short or in another format,
+        or an array is stored in an unsupported way.
     """
     file = find_checkpoint(Path(path))
     packed, tree = _unpack(file)
@@ -161,7 +160,7 @@ def _decode(file: Path, packed: PackedFile, name: str, leaf: Span) -> np.ndarray
 
 
 def _named_dtype(name: object, source: str) -> np.dtype:
-    """Returns the dtype of a name; raises `InputError` for one that is not numeric."""
+    """Returns the dtype with a name; raises `InputError` unless it is numeric."""
     if name == "bfloat16":
         return np.dtype(ml_dtypes.bfloat16)
     try:
@@ -229,7 +228,7 @@ def _read_flat(chunks: Sequence[np.ndarray], first: int, last: int) -> np.ndarra
 
 
 def _zarr_folder(file: Path, name: str, spec: dict) -> Path:
-    """Returns the folder of a spec, whose bucket is that of the original checkpoint."""
+    """Returns the folder for a spec, whose bucket is the original checkpoint's."""
     source = f"{name} in {file}"
     if spec["driver"] != "zarr":
         raise InputError(f"{source}: driver {shown(spec['driver'])}, expected 'zarr'")

@@ -1,7 +1,7 @@
 """Writes checkpoints in T5X's native format (version 3); see `t5x_checkpoint`.
 
-Arrays of two or more axes become zarr folders next to the MessagePack file, as T5X
-writes them, so that one array at a time is in memory; smaller ones are in the file.
+Arrays with two or more axes become zarr folders next to the MessagePack file, as in
+T5X, so only one of them is in memory at a time; smaller ones are in the file.
 """
 
 from collections.abc import Iterable
@@ -22,7 +22,7 @@ def write_t5x_checkpoint(
     """Writes parameters, without optimizer state.
 
     Args:
-      folder: an empty folder, which is to be named `checkpoint_{step}`.
+      folder: an empty folder, to be named `checkpoint_{step}`.
       arrays: parameters and their names without `target/`.
       step: number of steps that the optimizer's state records.
     """

@@ -1,10 +1,10 @@
-"""Reads the tensors that `torch.save` wrote, without unpickling.
+"""Reads tensors written by `torch.save`, without unpickling.
 
 Since PyTorch 1.6 such a file is an archive: `NAME/data.pkl` is a pickle that describes
 the tensors, and `NAME/data/KEY` has the bytes of each storage. A pickle is a program.
-Here `pickletools` only splits it into instructions, and those that build a dictionary
-of tensors are followed, with the few functions that tensors need written out here.
-Any other instruction or function is refused, so nothing of the file can run.
+Here `pickletools` only splits it into instructions. We follow the instructions that
+build a dictionary of tensors, with our own version of the few functions that tensors
+need, and refuse any other instruction or function, so nothing in the file can run.
 """
 
 import dataclasses
@@ -54,8 +54,8 @@ def read_torch_archive(file: Path) -> dict[str, np.ndarray]:
     """Reads a dictionary of tensors, by name.
 
     Raises:
-      InputError: if the file is of an older format, damaged or compressed, or contains
-        anything but tensors of floating numbers by their names.
+      InputError: if the file is in an older format, damaged or compressed, or contains
+        anything but named tensors of floating-point numbers.
     """
     content = _read(file)
     if not all(isinstance(tensor, np.ndarray) for tensor in content.values()):
@@ -67,7 +67,7 @@ def read_torch_lists(file: Path) -> dict[str, list[np.ndarray]]:
     """Reads a dictionary of lists of tensors, or of `torch.nn.ParameterList`.
 
     Raises:
-      InputError: as `read_torch_archive`.
+      InputError: see `read_torch_archive`.
     """
     content = _read(file)
     lists = {
@@ -236,7 +236,7 @@ class _TensorPickle:
         return self._storages[key]
 
     def _tensor(self, storage: Any, offset: Any, shape: Any, strides: Any, *_: Any):
-        """Returns a tensor as an array of its own."""
+        """Returns a tensor as an array with its own memory."""
         sizes = check_shape(shape, "a tensor")
         steps = check_shape(strides, "the strides of a tensor")
         count = math.prod(sizes)

@@ -38,7 +38,7 @@ def open_zarr(folder: Path) -> StoredTensor:
 
     Raises:
       InputError: if the folder contains no array, or its metadata is damaged or not
-        supported. Reading a block raises it for a chunk that is damaged, or missing
+        supported. Also raised when a block is read, if a chunk is damaged, or missing
         although the array declares no fill value.
     """
     import tensorstore
@@ -112,5 +112,5 @@ def _read_block(
 
 
 def _reason(error: Exception) -> str:
-    """Returns TensorStore's message without the source locations that follow it."""
+    """Returns TensorStore's message without its source locations."""
     return str(error).partition(" [")[0][:MAXIMUM_REASON]

@@ -1,10 +1,10 @@
 """Weights in the formats of bitsandbytes: NF4 and FP4 in blocks, and int8 in rows.
 
-Four bits (Dettmers et al. 2023, "QLoRA"): `weight [out * in / 2, 1]` has two codes in
-each byte, the first in the upper half; `weight.quant_map [16]` is the value of a code,
-and `weight.absmax` the largest weight of each block of consecutive weights. If those
-are quantized too, they are codes for `weight.nested_quant_map [256]` times
-`weight.nested_absmax`, less an offset. `weight.quant_state.bitsandbytes__*` is JSON.
+Four bits (Dettmers et al. 2023, "QLoRA"): `weight [out * in / 2, 1]` has two codes per
+byte, the first in the upper half; `weight.quant_map [16]` is the value of a code, and
+`weight.absmax` the largest weight of each block of consecutive weights. If these are
+quantized too, they are codes for `weight.nested_quant_map [256]` times
+`weight.nested_absmax`, minus an offset. `weight.quant_state.bitsandbytes__*` is JSON.
 
 Eight bits: `weight [out, in]` in int8 with `SCB [out]`, the largest weight of each row.
 """
@@ -48,7 +48,7 @@ def read_bitsandbytes(
     """Returns the tensors, with the quantized ones as float32 `[out, in]`.
 
     Raises:
-      InputError: for codes without their scales, or of another size.
+      InputError: for codes without their scales, or with the wrong size.
     """
     result = dict(stored)
     for name, tensor in stored.items():
@@ -146,7 +146,7 @@ def _with_nested(
     stored: Mapping[str, StoredTensor],
     settings: JsonObject,
 ) -> Codes:
-    """Returns the codes of a weight with those of its scales, if a store has them."""
+    """Returns a weight's codes with those of its scales, if a store has them."""
     rows, columns = held.values.shape
     inner, outer = stored[f"{name}.absmax"], stored[f"{name}.nested_absmax"]
     size = settings.integer("blocksize")
@@ -174,15 +174,15 @@ def _scales_of_rows(
     group: int,
     dtype: type = np.float32,
 ) -> StoredTensor:
-    """Returns scales of blocks, which follow each other, as scales of groups.
+    """Returns scales of consecutive blocks as scales of groups.
 
     Args:
       scales: reads scales of blocks.
       source: file that contains them.
       shape: shape of the weights.
       size: number of weights in a block.
-      group: number of weights in a group, each of which is within one block.
-      dtype: their type.
+      group: number of weights in a group; each group is within one block.
+      dtype: dtype of the scales.
     """
     rows, columns = shape
 

@@ -1,4 +1,4 @@
-"""Tensors that read as floats, together with the codes that are stored for them."""
+"""Tensors that read as floats, together with their stored codes."""
 
 import dataclasses
 import math
@@ -21,7 +21,7 @@ from prompt_tuning.core.quantization.stores import (
 
 @dataclasses.dataclass(frozen=True)
 class NestedCodes:
-    """Scales in codes, as `ScalesInCodes` has them.
+    """Scales in codes; see `ScalesInCodes`.
 
     Attributes:
       values: codes, uint8 `[out, groups]`.
@@ -36,17 +36,16 @@ class NestedCodes:
 
 @dataclasses.dataclass(frozen=True)
 class Codes:
-    """The codes of a weight `[out, in]`, as `quantization.stores` has them.
+    """Codes of a weight `[out, in]`; see `quantization.stores`.
 
-    Those of experts have a leading axis, and the axes that their weights have.
+    For experts they have a leading axis, and the axes of their weights.
 
     Attributes:
       store: store that holds them exactly.
-      values: one code in each byte, `[out, in]`.
+      values: one code per byte, `[out, in]`.
       scales: `[out, groups]`, float32 or the `scale_dtype` of the store.
-      zeros: codes that stand for 0, int16 `[out, groups]`; None if they are in the
-        middle.
-      table: values of the 16 codes; None if they are whole multiples.
+      zeros: codes that stand for 0, int16 `[out, groups]`; None if in the middle.
+      table: values of the 16 codes; None if they are integer multiples.
       order: input of each column; None if they are in order.
       nested: codes of the scales, if these are quantized.
     """
@@ -60,7 +59,7 @@ class Codes:
     nested: NestedCodes | None = None
 
     def changed(self, change: Callable[[StoredTensor], StoredTensor]) -> "Codes":
-        """Returns the codes with a change of each of their tensors."""
+        """Applies a change to each of the tensors."""
         nested = self.nested and dataclasses.replace(
             self.nested,
             values=change(self.nested.values),
@@ -80,7 +79,7 @@ class WidenedTensor(StoredTensor):
     """A quantized tensor that reads as floats.
 
     Attributes:
-      codes: what is stored; None if no store of kernels holds it exactly.
+      codes: the stored codes; None if no kernel store holds them exactly.
     """
 
     codes: Codes | None = None
@@ -91,7 +90,7 @@ def mapped(
     dtype: type | str,
     function: Callable[[np.ndarray], np.ndarray],
 ) -> StoredTensor:
-    """Returns a tensor of as many numbers, each computed from one."""
+    """Returns a tensor with a function applied to each number."""
 
     def read(block: Block) -> np.ndarray:
         return function(tensor.read(block)).astype(dtype, copy=False)
@@ -109,8 +108,8 @@ def integer_codes(
     """Returns the codes of integers; None if no store holds them.
 
     Args:
-      bits: bits of each integer.
-      lowest: the lowest integer that they have.
+      bits: bits per integer.
+      lowest: lowest possible integer.
       values: the integers, `[out, in]`.
       zeros: integers that stand for 0, `[out, groups]`; None for 0.
       scales: scales, `[out, groups]`.
@@ -142,11 +141,11 @@ def in_order_of_groups(
     values: StoredTensor,
     encode: Callable[[StoredTensor], Codes | None],
 ) -> Codes | None:
-    """Returns the codes of columns that are sorted by their group.
+    """Returns the codes of columns, sorted by group.
 
     Args:
       groups: group of each column.
-      values: one number for each column, `[out, in]`.
+      values: one number per column, `[out, in]`.
       encode: returns the codes of the sorted columns.
     """
     if len(set(np.bincount(groups).tolist())) > 1:
@@ -190,11 +189,9 @@ def table_codes(
 
 
 def float8_codes(values: StoredTensor, scales: StoredTensor) -> Codes | None:
-    """Returns the codes of numbers in float8; None if no store holds them.
+    """Returns the codes of float8 numbers `[out, in]`; None if no store holds them.
 
-    Args:
-      values: the numbers, `[out, in]`.
-      scales: scales, `[out, groups]`.
+    `scales` are `[out, groups]`.
     """
     group = group_of(values.shape[1], scales.shape[1])
     if group is None or values.dtype.name != FLOAT8:
@@ -212,8 +209,8 @@ def group_of(size_in: int, count: int) -> int | None:
 def aligned_group(size_in: int, size: int) -> int | None:
     """Returns the largest group of inputs that is always within one block.
 
-    Blocks of a size may begin anywhere in a row if the row does not end with one.
-    None if such groups are too small.
+    Blocks may begin anywhere in a row unless each row ends with a block. Returns None
+    if such groups are too small.
     """
     group = math.gcd(size_in, size)
     return group_of(size_in, size_in // group)

@@ -1,10 +1,10 @@
-"""Weights in the formats of compressed-tensors, which llm-compressor and vLLM write.
+"""Weights in the formats of compressed-tensors, written by llm-compressor and vLLM.
 
 `weight_scale` has one number for the tensor, for each row, or for each group of a row.
-Beside it is `weight` in int8 or float8, or `weight_packed [out, words]`: integers of
+Next to it is `weight` in int8 or float8, or `weight_packed [out, words]`: integers of
 four or eight bits, stored without a sign, with `weight_shape`; `weight_zero_point` has
-the integers that stand for 0, packed along the rows. NVFP4 packs two codes in a byte of
-`weight_packed`, and divides its float8 scales by `weight_global_scale`.
+the integers that stand for 0, packed along the rows. NVFP4 packs two codes into a byte
+of `weight_packed`, and divides its float8 scales by `weight_global_scale`.
 """
 
 import dataclasses
@@ -42,7 +42,7 @@ def read_compressed(
     """Returns the tensors, with the compressed ones as float32 `[out, in]`.
 
     Raises:
-      InputError: for tensors that are missing or of another size.
+      InputError: for tensors that are missing or have the wrong size.
     """
     bits = _bits(settings)
     result = dict(stored)
@@ -88,7 +88,7 @@ def _bits(settings: JsonObject) -> int:
 def _plain(
     weight: StoredTensor, parts: Mapping[str, StoredTensor]
 ) -> tuple[StoredTensor | None, int | None]:
-    """Returns the zero points and the bits of a weight that is not packed."""
+    """Returns the zero points and the bits of an unpacked weight."""
     # Older versions store zero points of float8, which are all 0.
     is_integer = weight.dtype == np.int8
     return (parts.get("zero_point"), 8) if is_integer else (None, None)
@@ -100,12 +100,12 @@ def _grouped(
     zeros: StoredTensor | None,
     bits: int | None,
 ) -> StoredTensor:
-    """Multiplies by a scale for the tensor, for each row or for groups of a row.
+    """Multiplies by scales of the tensor, of rows or of groups in rows.
 
     Args:
       values: the numbers, `[out, in]`.
       scales: scales of any shape.
-      zeros: as many integers that stand for 0; None for 0.
+      zeros: integers that stand for 0, one per scale; None for 0.
       bits: bits of integers; None for float8.
     """
     rows, columns = values.shape
@@ -158,7 +158,7 @@ def _packed(
 
 
 def _nvfp4(parts: Mapping[str, StoredTensor], scales: StoredTensor) -> StoredTensor:
-    """Returns weights in e2m1, with float8 scales for each 16 of a row."""
+    """Returns weights in e2m1, with a float8 scale for every 16 in a row."""
     packed = parts["packed"]
     rows, half = packed.shape
     if packed.dtype != np.uint8 or scales.dtype != ml_dtypes.float8_e4m3fn:

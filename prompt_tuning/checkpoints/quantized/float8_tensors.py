@@ -1,8 +1,8 @@
-"""Weights in float8 with scales for blocks or rows, as DeepSeek and Meta publish them.
+"""Weights in float8 with scales for blocks or rows, as published by DeepSeek and Meta.
 
 `fp8`: `weight` in e4m3 with `weight_scale_inv`, which multiplies the weights of each
 block of 128 x 128. `fbgemm_fp8`: `weight_scale [out, 1]` for each row. Scales of
-activations are not read, since activations are not quantized here.
+activations are not read, since we do not quantize activations.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ UNUSED = ("input_scale", "activation_scale", "input_scale_ub")
 def read_blocks_of_float8(
     stored: Mapping[str, StoredTensor], settings: JsonObject
 ) -> dict[str, StoredTensor]:
-    """Returns the tensors, with those that have `weight_scale_inv` as float32.
+    """Returns the tensors; those with `weight_scale_inv` become float32.
 
     Raises:
       InputError: for scales that do not match the weights.
@@ -34,7 +34,7 @@ def read_blocks_of_float8(
 def read_rows_of_float8(
     stored: Mapping[str, StoredTensor], _: JsonObject
 ) -> dict[str, StoredTensor]:
-    """Returns the tensors, with those that have `weight_scale` as float32.
+    """Returns the tensors; those with `weight_scale` become float32.
 
     Raises:
       InputError: for scales that do not match the weights.

@@ -1,9 +1,9 @@
-"""The numbers in the blocks of GGUF tensors, equal to the bit to those of ggml.
+"""Numbers in the blocks of GGUF tensors, bit-identical to ggml's.
 
 A block has the elements of a row in groups, each with a scale, and possibly an offset
 that is added or subtracted; a "K" block of 256 elements also scales the scales
 (ggml-quants.c and ggml-common.h of llama.cpp). The operations are in ggml's order, so
-that they round alike.
+they round alike.
 """
 
 import dataclasses
@@ -98,8 +98,8 @@ def _six_bit_pairs(
 ) -> tuple[UInt8[np.ndarray, "blocks 8"], UInt8[np.ndarray, "blocks 8"]]:
     """Unpacks eight scales and eight offsets of six bits.
 
-    The first four of each are the low six bits of four bytes, whose high bits complete
-    those of the second four, in the last four bytes.
+    The first four of each are the low six bits of four bytes; the high bits of these
+    bytes complete the second four, which are in the last four bytes.
     """
     first, second, rest = packed[:, :4], packed[:, 4:8], packed[:, 8:]
     scales = [first & 63, rest & 15 | first >> 2 & 48]
@@ -150,8 +150,8 @@ class ScaledIntegers:
     """Blocks of integers that are multiplied by the scales of their groups.
 
     Attributes:
-      bits: size of the smallest signed integers of 4 or 8 bits that have the values.
-      groups: number of groups of a block.
+      bits: size of the smallest signed integers, 4 or 8 bits, that have the values.
+      groups: number of groups in a block.
       read: returns the integers and the scales of blocks.
     """
 

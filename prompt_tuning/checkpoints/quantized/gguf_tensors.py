@@ -1,7 +1,7 @@
 """Tensors of GGUF files (llama.cpp), mapped into memory.
 
-Quantized tensors are read as float32, or as the integers and scales that are stored;
-only the blocks of the wanted elements are read and computed.
+Quantized tensors are read as float32, or as the stored integers and scales; only the
+blocks with the requested elements are read and computed.
 """
 
 import functools
@@ -50,7 +50,7 @@ def _open(path: Path, tensor: GgufTensor) -> StoredTensor:
 
 
 def _codes(path: Path, tensor: GgufTensor) -> Codes | None:
-    """Returns the integers and scales of matrices; None if it has offsets as well."""
+    """Returns the integers and scales of matrices; None if they have offsets, too."""
     integers = INTEGERS.get(tensor.type.name)
     if integers is None or len(tensor.shape) not in (2, 3):
         return None
@@ -66,13 +66,9 @@ def _computed(
     count: int,
     compute: Callable[[np.ndarray], np.ndarray],
 ) -> StoredTensor:
-    """Returns the tensor of numbers that are computed from blocks.
+    """Returns the tensor of `count` numbers computed from each block.
 
-    Args:
-      path: path of the file.
-      tensor: the blocks.
-      count: number of numbers for each block.
-      compute: returns the numbers of some blocks, `[blocks, count]`.
+    `compute` returns the numbers of some blocks, `[blocks, count]`.
     """
     dtype = compute(np.zeros((1, tensor.type.bytes), np.uint8)).dtype
     read = functools.partial(_read_blocks, path, tensor, count, dtype, compute)

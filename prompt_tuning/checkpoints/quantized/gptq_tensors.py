@@ -2,8 +2,8 @@
 
 Both store `scales [in / group, out]`, `qweight` and `qzeros` in words of 32 bits, and
 mean `(q - z) s`. GPTQ packs `qweight [in / 8, out]` along the inputs, and its first
-version stores `z - 1`; `g_idx [in]` is the group of each input. AWQ packs `qweight
-[in, out / 8]` along the outputs, in an order of its own.
+version stores `z - 1`; `g_idx [in]` is the group of each input. AWQ packs `qweight [in,
+out / 8]` along the outputs, in its own order.
 """
 
 import dataclasses
@@ -34,10 +34,10 @@ AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 def read_gptq(
     stored: Mapping[str, StoredTensor], settings: JsonObject
 ) -> dict[str, StoredTensor]:
-    """Returns the tensors, with those of GPTQ as float32 `[out, in]`.
+    """Returns the tensors, with GPTQ's as float32 `[out, in]`.
 
     Raises:
-      InputError: for tensors that are missing or of another size.
+      InputError: for tensors that are missing or have the wrong size.
     """
     bits = settings.integer("bits")
     if bits not in (2, 3, 4, 8):
@@ -61,10 +61,10 @@ def read_gptq(
 def read_awq(
     stored: Mapping[str, StoredTensor], settings: JsonObject
 ) -> dict[str, StoredTensor]:
-    """Returns the tensors, with those of AWQ as float32 `[out, in]`.
+    """Returns the tensors, with AWQ's as float32 `[out, in]`.
 
     Raises:
-      InputError: for tensors that are missing or of another size.
+      InputError: for tensors that are missing or have the wrong size.
     """
     if settings.integer("bits") != 4:
         settings.refuse("bits", "4")
@@ -108,7 +108,7 @@ def _modules(
 def _check_groups(
     values: StoredTensor, scales: StoredTensor, settings: JsonObject
 ) -> None:
-    """Checks the size of groups, -1 for whole columns, in case it is given."""
+    """Checks the size of groups, if given; -1 means whole columns."""
     size_in = values.shape[1]
     size = settings.integer("group_size", 0, minimum=-1)
     expected = 1 if size == -1 else -(-size_in // size) if size else scales.shape[0]
@@ -126,7 +126,7 @@ def _by_group(
     order: np.ndarray | None,
     bits: int,
 ) -> StoredTensor:
-    """Scales each input by its group: in order, or as `order [in]` tells."""
+    """Scales each input by its group: in order, or as `order [in]` says."""
     size_in, count = values.shape[1], scales.shape[1]
     if count == 0 or size_in % count or scales.shape[0] != values.shape[0]:
         raise InputError(

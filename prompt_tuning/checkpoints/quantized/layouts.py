@@ -1,7 +1,7 @@
-"""Layouts in which quantized weights are written, so that other programs read them.
+"""Layouts for writing quantized weights, so that other programs can read them.
 
 NF4 as bitsandbytes stores it, and integers as compressed-tensors packs them; see the
-modules that read these. A weight is rounded in parts of some rows.
+modules that read these. A weight is rounded a few rows at a time.
 """
 
 import abc
@@ -32,12 +32,12 @@ SCALE_DTYPES = ("float32", "float16", "bfloat16")
 
 @dataclasses.dataclass
 class Rounding:
-    """What rounding does to one weight, summed over its parts.
+    """Rounding errors of one weight, summed over its parts.
 
     Attributes:
       error: sum of the squared changes.
       total: sum of the squared weights.
-      scales: scales of the parts that have been rounded.
+      scales: scales of the parts rounded so far.
     """
 
     error: float = 0
@@ -46,7 +46,7 @@ class Rounding:
 
     @classmethod
     def joined(cls, parts: "Sequence[Rounding]") -> "Rounding":
-        """Returns the changes of several weights together."""
+        """Adds up the changes of more than one weight."""
         return cls(sum(x.error for x in parts), sum(x.total for x in parts))
 
     def reset(self) -> None:
@@ -70,7 +70,7 @@ class Layout(abc.ABC):
     """Writes weights `[out, in]` in the layout of another library.
 
     Attributes:
-      experts: whether the layout has a place for experts, each with its own tensors.
+      experts: whether the layout has a place for experts, as separate tensors.
     """
 
     experts: ClassVar[bool]
@@ -92,9 +92,8 @@ class Layout(abc.ABC):
     def settings(self, unquantized: Sequence[str], dtype: str) -> dict[str, Any]:
         """Returns `quantization_config`.
 
-        Args:
-          unquantized: names of modules that stay as they are.
-          dtype: dtype of the other tensors.
+        `unquantized` names the modules that stay as they are; `dtype` is that of the
+        other tensors.
         """
 
     @abc.abstractmethod
@@ -112,7 +111,7 @@ class Layout(abc.ABC):
     def _chunks(
         self, name: str, weight: StoredTensor, rounding: Rounding, multiple: int = 1
     ) -> Iterator[np.ndarray]:
-        """Rounds a weight in parts, each a multiple of some rows."""
+        """Rounds a weight in parts, each with a multiple of some number of rows."""
         rounding.reset()
         rows, columns = weight.shape
         step = -(-max(CHUNK // columns, 1) // multiple) * multiple
@@ -128,14 +127,14 @@ class Layout(abc.ABC):
 
 
 def _scale_dtype(weight: StoredTensor) -> np.dtype:
-    """Returns the dtype of scales, which is that of the weights."""
+    """Returns the dtype of scales, which is the weights'."""
     return weight.dtype if weight.dtype.name in SCALE_DTYPES else np.dtype(np.float32)
 
 
 def _scales(
     rounding: Rounding, chunks: Callable[[], Iterator[np.ndarray]]
 ) -> list[np.ndarray]:
-    """Returns the scales of a weight, which is rounded for them if need be."""
+    """Returns the scales of a weight, rounding it first if necessary."""
     if not rounding.scales:
         for _ in chunks():
             pass
@@ -143,10 +142,10 @@ def _scales(
 
 
 class NormalFloatLayout(Layout):
-    """NF4 of bitsandbytes: blocks of consecutive weights, two codes in each byte.
+    """NF4 of bitsandbytes: blocks of consecutive weights, two codes per byte.
 
-    transformers 5 joins the experts of a layer in one parameter, and quantizes with
-    bitsandbytes only modules of their own.
+    It has no place for experts: transformers 5 joins a layer's experts into one
+    parameter, and quantizes only separate modules with bitsandbytes.
     """
 
     experts = False
@@ -157,7 +156,7 @@ class NormalFloatLayout(Layout):
 
         Args:
           group: number of weights in a block; None for 64.
-          nested: whether scales are stored in eight bits, with scales of their own.
+          nested: whether to store scales in eight bits, with second-level scales.
 
         Raises:
           InputError: if bitsandbytes does not read such blocks.
@@ -264,8 +263,8 @@ class NormalFloatLayout(Layout):
 class PackedLayout(Layout):
     """Integers of compressed-tensors in words of 32 bits, with scales for groups.
 
-    A scale is `max|w| / (2^bits - 1) * 2` (as in compressed-tensors), in the type of
-    the weights.
+    A scale is `max|w| / (2^bits - 1) * 2` (as in compressed-tensors), in the weights'
+    dtype.
     """
 
     experts = True
@@ -347,16 +346,16 @@ class PackedLayout(Layout):
 def make_layout(store: str, group: int | None, *, nested: bool = False) -> Layout:
     """Returns the layout of a store, with groups of some size.
 
-    Without a size NF4 has groups of 64, int4 of 128, and int8 a scale for each output.
+    By default NF4 has groups of 64, int4 of 128, and int8 one scale per output.
 
     Args:
       store: the store.
       group: number of weights that share a scale.
-      nested: whether the scales of NF4 are quantized too.
+      nested: whether NF4's scales are quantized, too.
 
     Raises:
-      InputError: for a size that the library does not read, or nested scales in
-        another store.
+      InputError: for a size that the library does not read, or nested scales in another
+        store.
     """
     if nested and store != NF4:
         raise InputError(

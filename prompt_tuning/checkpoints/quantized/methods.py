@@ -1,4 +1,4 @@
-"""The methods of quantization whose folders are read, by `quant_method`."""
+"""Quantization methods that folders may use, by `quant_method`."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -34,7 +34,7 @@ def open_weights(folder: Path) -> dict[str, StoredTensor]:
     """Opens the tensors of a Hugging Face folder, with quantized ones as floats.
 
     Raises:
-      InputError: as `open_safetensors` does, and for quantized tensors that do not fit
+      InputError: see `open_safetensors`; also for quantized tensors that do not match
         `quantization_config`.
     """
     stored = open_safetensors(folder)

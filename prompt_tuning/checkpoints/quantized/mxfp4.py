@@ -1,8 +1,8 @@
-"""Weights of four bits, with one exponent for each block of 32 (OCP MX format, 5.2).
+"""Weights of four bits, with one exponent per block of 32 (OCP MX format, 5.2).
 
-gpt-oss stores the kernels of experts so: `NAME_blocks [E, out, in / 32, 16]`, two
-numbers to a byte with the first in the lower half, and `NAME_scales [E, out, in / 32]`,
-exponents with a bias of 127. Both are held as they are.
+gpt-oss stores the kernels of experts in this way: `NAME_blocks [E, out, in / 32, 16]`,
+two numbers per byte with the first in the lower half, and `NAME_scales [E, out, in /
+32]`, exponents with a bias of 127. Both are kept as they are.
 """
 
 from collections.abc import Mapping
@@ -31,10 +31,10 @@ PAIRS = np.stack([NUMBERS[_CODES & 0x0F], NUMBERS[_CODES >> 4]], axis=-1)
 def read_mxfp4(
     stored: Mapping[str, StoredTensor], _: JsonObject
 ) -> dict[str, StoredTensor]:
-    """Returns the tensors with those in MXFP4 as arrays `[E, in, out]` of bfloat16.
+    """Returns the tensors, with MXFP4's as bfloat16 arrays `[E, in, out]`.
 
     Raises:
-      InputError: for blocks whose scales are missing or of another shape.
+      InputError: for blocks with scales missing or in another shape.
     """
     result = dict(stored)
     for name, blocks in stored.items():
@@ -110,9 +110,10 @@ def _codes(
 
 
 def unpack(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
-    """Returns the numbers of blocks `[..., n, 16]` as `[..., n * 32]` of bfloat16.
+    """Returns the numbers of blocks `[..., n, 16]` as bfloat16 `[..., n * 32]`.
 
-    They are exact: two bits of significand, and an exponent that bfloat16 has.
+    They are exact: bfloat16 has the exponents and more than the two bits of
+    significand.
     """
     numbers = PAIRS[blocks].reshape(*scales.shape, BLOCK_SIZE)
     factors = np.ldexp(np.float32(1), scales.astype(np.int32) - EXPONENT_BIAS)

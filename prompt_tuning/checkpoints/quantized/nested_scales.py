@@ -1,4 +1,4 @@
-"""Scales of NF4 that are quantized too, as bitsandbytes stores them."""
+"""NF4 scales that are quantized themselves, as bitsandbytes stores them."""
 
 import dataclasses
 
@@ -12,8 +12,8 @@ from prompt_tuning.core.quantization.scales_in_codes import DYNAMIC_MAP
 class NestedScales:
     """Scales in eight bits (Dettmers et al. 2023, "QLoRA", section 3).
 
-    A scale is `t[code] * largest + offset`, with the largest difference from the offset
-    in each block of 256 scales.
+    A scale is `t[code] * largest + offset`, where `largest` is the largest difference
+    from the offset in a block of 256 scales.
 
     Attributes:
       codes: code of each scale.
@@ -31,7 +31,7 @@ class NestedScales:
 
     @classmethod
     def of(cls, scales: Float32[np.ndarray, "blocks"]) -> "NestedScales":
-        """Rounds scales."""
+        """Quantizes scales."""
         offset = np.float32(scales.mean(dtype=np.float64))
         padding = -len(scales) % cls.BLOCK
         blocks = np.pad(scales - offset, (0, padding)).reshape(-1, cls.BLOCK)

@@ -23,10 +23,10 @@ Encoder = Callable[[StoredTensor], Codes | None]
 
 @contextlib.contextmanager
 def naming(weight: str) -> Iterator[None]:
-    """Puts the name of a weight in front of errors.
+    """Adds the name of a weight to the beginning of errors.
 
     Raises:
-      InputError: instead of one without the name.
+      InputError: in place of one without the name.
     """
     try:
         yield
@@ -37,10 +37,10 @@ def naming(weight: str) -> Iterator[None]:
 def refuse_both(
     stored: Mapping[str, StoredTensor], weight: str, quantized: str
 ) -> None:
-    """Refuses a weight that is stored both as it is and quantized.
+    """Refuses a weight that is stored both unquantized and quantized.
 
     Raises:
-      InputError: with both names.
+      InputError: gives both names.
     """
     if weight in stored:
         raise InputError(
@@ -63,12 +63,12 @@ def scaled(
 
     Args:
       values: integers or narrow floats `[out, in]`.
-      scales: one number for each block, `[out / block[0], in / block[1]]` rounded up.
+      scales: one number per block, `[out / block[0], in / block[1]]` rounded up.
       block: numbers of rows and columns that share a scale.
-      zeros: values that stand for 0, one for each block; None for 0.
+      zeros: values that stand for 0, one per block; None for 0.
       factor: multiplies all scales.
-      encode: returns the codes of the values with their scales for groups of each row;
-        None for values in float8, or without codes.
+      encode: returns the codes of the values, given their scales for groups in each
+        row; None for values in float8, or without codes.
 
     Raises:
       InputError: if the number of scales or zeros does not match.
@@ -109,7 +109,7 @@ def scales_of_rows(
 ) -> StoredTensor | None:
     """Returns scales of blocks as scales of groups in each row, `[out, groups]`.
 
-    None if the groups are too small.
+    Returns None if the groups are too small.
     """
     rows, columns = shape
     height, width = block
@@ -131,22 +131,19 @@ def scales_of_rows(
 
 
 def stretched(numbers: np.ndarray, part: slice, size: int) -> np.ndarray:
-    """Returns the number of its block for each element of a part of the first axis.
+    """Repeats each block's number for its elements in a part of the first axis.
 
-    Args:
-      numbers: the numbers of `blocks_of(part, size)`.
-      part: the part.
-      size: number of elements of a block.
+    `numbers` are those of `blocks_of(part, size)`, for blocks of `size` elements.
     """
     first = part.start % size
     return numbers.repeat(size, 0)[first : first + part.stop - part.start]
 
 
 def as_matrix(tensor: StoredTensor, shape: tuple[int, int]) -> StoredTensor:
-    """Returns a small tensor of any shape as a matrix of as many numbers.
+    """Reshapes a small tensor to a matrix.
 
     Raises:
-      InputError: if it has another number of them.
+      InputError: if it does not have as many numbers.
     """
     if tensor.size != shape[0] * shape[1]:
         raise InputError(
@@ -161,7 +158,7 @@ def as_matrix(tensor: StoredTensor, shape: tuple[int, int]) -> StoredTensor:
 
 
 def transposed(tensor: StoredTensor) -> StoredTensor:
-    """Returns a matrix whose rows are the columns of another."""
+    """Returns the transpose of a matrix."""
 
     def read(block: Block) -> np.ndarray:
         return tensor.read(block[::-1]).T
@@ -180,13 +177,13 @@ def unpacked(
 
     Args:
       words: the words; consecutive columns are in one word, the first in its lowest
-        bits. Integers of three bits are 32 in three words.
+        bits. 32 integers of three bits take three words.
       bits: size of each integer, a divisor of 8, or 3.
-      order: position within a word of each column, if it is not its number.
-      offset: is added to every integer.
+      order: position of each column within a word, if not its index.
+      offset: added to every integer.
 
     Raises:
-      InputError: for a tensor that has no words, or integers that do not fill one.
+      InputError: for a tensor without words, or integers that do not fill one.
     """
     if words.dtype not in (np.int32, np.uint32) or len(words.shape) != 2:
         raise InputError(

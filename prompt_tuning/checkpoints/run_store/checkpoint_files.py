@@ -63,13 +63,12 @@ Trained = Mapping[str, Any]
 def check_storable(trained: Trained, optimizer_state: Any) -> None:
     """Checks, before training, that a checkpoint can store all leaves.
 
-    Args:
-      trained: leaves, or their `jax.ShapeDtypeStruct`s, by slash-joined path.
-      optimizer_state: tree of the same.
+    Leaves may be arrays or `jax.ShapeDtypeStruct`s; trained ones are by slash-joined
+    path.
 
     Raises:
       InputError: for a trained leaf that is not float32, an optimizer leaf without a
-        NumPy dtype, and paths that give an invalid or the same file name.
+        NumPy dtype, or paths that give an invalid or the same file name.
     """
     names = [file_name(path) for path in trained]
     for name in names:
@@ -111,7 +110,7 @@ def write_files(
       directory: empty directory that nobody reads yet.
       trained: float32 arrays by slash-joined path.
       optimizer_state: tree of arrays.
-      state: JSON, to which the leaves, files and checksum are added.
+      state: JSON; leaves, files and checksum are added to it.
 
     Raises:
       InputError: if a leaf cannot be stored (see `check_storable`), or `state` is not
@@ -135,12 +134,9 @@ def write_files(
 
 
 def is_sharded(form: str, trained: Trained, optimizer_state: Any) -> bool:
-    """Returns whether leaves are stored in Orbax's format.
+    """Tests whether leaves are stored in Orbax's format; `form` is one of `FORMS`.
 
-    Args:
-      form: one of `FORMS`.
-      trained: leaves, or their `jax.ShapeDtypeStruct`s, by slash-joined path.
-      optimizer_state: tree of the same.
+    Leaves may be arrays or `jax.ShapeDtypeStruct`s.
     """
     if form != AUTO:
         return form == ORBAX
@@ -162,12 +158,7 @@ def start_sharded(directory: Path, trained: Trained, optimizer_state: Any) -> Wr
 
 
 def described(trained: Trained, optimizer_state: Any) -> dict[str, Any]:
-    """Returns shape and dtype of leaves as JSON.
-
-    Args:
-      trained: arrays or `jax.ShapeDtypeStruct`s, by slash-joined path.
-      optimizer_state: tree of the same.
-    """
+    """Returns shape and dtype of leaves as JSON; takes arrays or shapes."""
     groups = {TRAINED: trained, OPTIMIZER: named_leaves(optimizer_state)}
     return {
         group: {
@@ -181,10 +172,8 @@ def described(trained: Trained, optimizer_state: Any) -> dict[str, Any]:
 def seal_sharded(directory: Path, state: dict[str, Any]) -> None:
     """Syncs a directory that all processes have written, and writes `state.json`.
 
-    Args:
-      directory: directory given to `start_sharded`.
-      state: JSON with the description of the leaves (see `described`); files and
-        checksum are added.
+    `state` is JSON with the description of the leaves (see `described`); files and
+    checksum are added.
 
     Raises:
       InputError: if `state` is not JSON.
@@ -211,8 +200,8 @@ def read_state(directory: Path) -> dict[str, Any]:
     """Reads `state.json` and verifies its checksum.
 
     Raises:
-      InputError: if it is missing, damaged, or of another format; also if it names a
-        file outside of the directory.
+      InputError: if it is missing, damaged, or in another format, or names a file
+        outside the directory.
     """
     path = directory / STATE_FILE
     check_links(directory, STATE_FILE)
@@ -232,8 +221,8 @@ def verify(directory: Path) -> dict[str, Any]:
     """Verifies size and SHA-256 of every file and returns the state.
 
     Raises:
-      InputError: for the first file that is missing or damaged, with the expected and
-        the actual values.
+      InputError: for the first file that is missing or damaged; gives expected and
+        actual values.
     """
     state = read_state(directory)
     if state["format"] == SHARDED_FORMAT:
@@ -268,7 +257,7 @@ def read_trained(directory: Path, state: dict[str, Any]) -> dict[str, np.ndarray
     """Reads the trained leaves of a verified checkpoint, by slash-joined path.
 
     Raises:
-      InputError: if a file is not a float32 array of the shape in the state.
+      InputError: if a file is not a float32 array with the shape in the state.
     """
     leaves = open_trained(directory, state)
     return {path: np.asarray(leaf) for path, leaf in leaves.items()}
@@ -294,7 +283,7 @@ def read_optimizer(directory: Path, template: Any) -> Any:
     See `read_optimizer_leaves` for its leaves.
 
     Raises:
-      InputError: if a leaf is missing, left over, or of another shape or dtype.
+      InputError: if a leaf is missing, left over, or has another shape or dtype.
     """
     leaves, expected = read_optimizer_leaves(directory), named_leaves(template)
     stored = directory / OPTIMIZER_FILE
@@ -333,13 +322,12 @@ def _stored(directory: Path, group: str, state: dict[str, Any]) -> dict[str, Lea
 def check_leaves(source: str, found: Trained, expected: Trained) -> None:
     """Checks names, shapes and dtypes of leaves.
 
-    Args:
-      source: origin of the leaves, for the message.
-      found: arrays by name.
-      expected: arrays or `jax.ShapeDtypeStruct`s by name.
+    `source` is their origin, for the message; `expected` may have
+    `jax.ShapeDtypeStruct`s.
 
     Raises:
-      InputError: with all missing and unexpected names, or the first leaf that differs.
+      InputError: gives all missing and unexpected names, or the first leaf that
+        differs.
     """
     missing = sorted(expected.keys() - found.keys())
     unexpected = sorted(found.keys() - expected.keys())
@@ -379,7 +367,7 @@ def _read_leaf(path: Path, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def named_leaves(tree: Any) -> dict[str, Any]:
-    """Returns leaves by position, such as `[0].mu['encoder/prompt/prompt']`."""
+    """Returns leaves by position, e.g. `[0].mu['encoder/prompt/prompt']`."""
     return {
         jax.tree_util.keystr(path): leaf
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree)

@@ -5,8 +5,8 @@
       checkpoint_{step}.tmp-...   being written or deleted
       checkpoint_{step}.old       complete; set aside while its replacement is renamed
 
-If the process is killed at any moment, the last complete checkpoint is still there,
-under a name that identifies it as complete.
+Whenever the process is killed, the last complete checkpoint is still there, under a
+name that identifies it as complete.
 """
 
 import re
@@ -21,7 +21,7 @@ KEPT = "kept_prompts"
 
 
 def checkpoint_path(folder: Path, step: int) -> Path:
-    """Returns the directory of the checkpoint of a step."""
+    """Returns the directory of a step's checkpoint."""
     return folder / f"checkpoint_{step}"
 
 
@@ -44,7 +44,7 @@ def steps_in(folder: Path) -> list[int]:
 
 
 def holds_checkpoints(run_directory: Path | str) -> bool:
-    """Returns whether a run has saved checkpoints, possibly damaged ones, before."""
+    """Tests whether a run has saved checkpoints before, possibly damaged ones."""
     folder = Path(run_directory) / FOLDER
     return bool(steps_in(folder)) or any(folder.glob("checkpoint_*.old"))
 
@@ -61,7 +61,7 @@ def publish(temporary: Path, final: Path) -> None:
 
 
 def delete(directory: Path) -> None:
-    """Deletes a checkpoint such that a kill never leaves half of it under its name."""
+    """Deletes a checkpoint so that a kill never leaves half of it under its name."""
     doomed = directory.with_name(f"{directory.name}.tmp-deleted")
     directory.rename(doomed)
     shutil.rmtree(doomed)

@@ -24,15 +24,12 @@ _logger = logging.getLogger(__name__)
 def latest_valid_step(
     folder: Path, on_damage: OnDamage = _logger.warning, check: Check = verify
 ) -> int | None:
-    """Returns the newest step with intact files.
+    """Returns the newest step with intact files; None without checkpoints.
 
     Args:
-      folder: `numpy_checkpoints` of a run; nothing in it is changed.
-      on_damage: called with a message for each damaged checkpoint that is skipped.
-      check: reads the state of a checkpoint and raises `InputError` for a damaged one.
-
-    Returns:
-      The step, or None if the folder contains no checkpoint.
+      folder: `numpy_checkpoints` of a run, which is not changed.
+      on_damage: called with a message for each damaged checkpoint, which is skipped.
+      check: reads the state of a checkpoint and raises `InputError` if it is damaged.
 
     Raises:
       InputError: if there are checkpoints and all are damaged.
@@ -63,14 +60,14 @@ def best_step(
     """Returns the step with the best metric, the earliest one in case of a tie.
 
     Args:
-      folder: `numpy_checkpoints` of a run; nothing in it is changed.
+      folder: `numpy_checkpoints` of a run, which is not changed.
       keep_best: metric and direction; None selects no step.
-      on_damage: called with a message for each damaged checkpoint that is skipped.
-      check: reads the state of a checkpoint and raises `InputError` for a damaged one;
+      on_damage: called with a message for each damaged checkpoint, which is skipped.
+      check: reads the state of a checkpoint and raises `InputError` if it is damaged;
         `read_state` does so without reading the other files.
 
     Returns:
-      The step, or None if no intact checkpoint has the metric.
+      the step, or None if no intact checkpoint has the metric.
     """
     if keep_best is None:
         return None
@@ -87,9 +84,8 @@ def best_step(
 def best_or_latest(folder: Path, on_damage: OnDamage = _logger.warning) -> Path:
     """Returns the best checkpoint of a run, or the newest if none has its metric.
 
-    Args:
-      folder: `numpy_checkpoints` of a run; nothing in it is changed.
-      on_damage: called with a message for each damaged checkpoint that is skipped.
+    `folder` is the run's `numpy_checkpoints`. `on_damage` is called with a message for
+    each damaged checkpoint, which is skipped.
 
     Raises:
       InputError: if there is no checkpoint, or all are damaged.
@@ -115,7 +111,7 @@ def best_or_latest(folder: Path, on_damage: OnDamage = _logger.warning) -> Path:
 def intact_states(
     folder: Path, steps: Sequence[int], on_damage: OnDamage, check: Check
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yields step and state of each checkpoint that passes; reports the others."""
+    """Yields step and state of each checkpoint that passes; reports the rest."""
     for step in steps:
         try:
             state = check(checkpoint_path(folder, step))

@@ -1,4 +1,4 @@
-"""Checks the fields of a checkpoint's `state.json`, which anybody may have written."""
+"""Checks the fields of a checkpoint's `state.json`, which is untrusted."""
 
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -20,9 +20,7 @@ KINDS = "biuf"
 def check_state(path: Path, content: dict[str, Any]) -> None:
     """Checks type and range of every field that we read from a state.
 
-    Args:
-      path: path of `state.json`, whose folder contains the files that it names.
-      content: content of the file.
+    `path` is the path of `state.json`; the files that it names are in the same folder.
 
     Raises:
       InputError: for the first field that is missing or wrong.
@@ -43,7 +41,7 @@ def check_state(path: Path, content: dict[str, Any]) -> None:
 
 
 def check_files(path: Path, content: dict[str, Any]) -> None:
-    """Checks the description of leaves in files of NumPy's format; see `check_state`.
+    """Checks the description of leaves in NumPy's formats; see `check_state`.
 
     Raises:
       InputError: for the first field that is missing or wrong.
@@ -85,5 +83,5 @@ def _entries(state: JsonObject, name: str) -> list[tuple[str, JsonObject]]:
 
 
 def _is_selection(value: list) -> bool:
-    """Returns whether a value selects the best checkpoint (see `CheckpointStore`)."""
+    """Tests whether a value selects the best checkpoint (see `CheckpointStore`)."""
     return len(value) == 2 and type(value[0]) is str and value[1] in ("min", "max")

@@ -1,4 +1,4 @@
-"""Saves and loads the checkpoints of a run, safely against a kill at any moment.
+"""Saves and loads the checkpoints of a run, safe against a kill at any moment.
 
 A checkpoint is written under a temporary name, synced, and renamed (see
 `checkpoint_names`). Large checkpoints are written in the background (`save_sharded`)
@@ -46,17 +46,17 @@ _logger = logging.getLogger(__name__)
 class CheckpointStore:
     """The checkpoints of one run directory, opened by the process that trains there.
 
-    Opening the store cleans up after a killed process: unfinished writes are deleted,
-    and a checkpoint that was set aside for a replacement that never came is restored.
+    Opening the store cleans up after a killed process: it deletes unfinished writes,
+    and restores a checkpoint that was set aside for a replacement that never came.
     Processes that train alongside the writing one open the store read-only.
 
     Attributes:
       folder: `{run_directory}/numpy_checkpoints`, created by the first save.
-      keep_last: number of newest checkpoints that are kept.
-      keep_best: metric and direction ("min" or "max") by which the best checkpoint is
-        chosen and kept in addition.
+      keep_last: number of newest checkpoints to keep.
+      keep_best: metric and direction ("min" or "max") that choose the best checkpoint,
+        which is kept, too.
       form: format of new checkpoints; see `Run.checkpoint_form`.
-      kept_prompts: what is kept of checkpoints that are deleted.
+      kept_prompts: what to keep of deleted checkpoints.
     """
 
     def __init__(
@@ -103,14 +103,14 @@ class CheckpointStore:
         """Writes a checkpoint in NumPy's formats, then deletes superseded ones.
 
         Args:
-          step: step of the checkpoint; an existing one of the same step is replaced.
+          step: step of the checkpoint; an existing one for the same step is replaced.
           trained: float32 arrays by slash-joined path.
           optimizer_state: tree of arrays.
-          extra: JSON that `load` returns, such as key data and the example counter.
+          extra: JSON that `load` returns, e.g. key data and the example counter.
           metrics: metrics measured at this step; `keep_best` refers to one of them.
 
         Returns:
-          The directory of the checkpoint.
+          the directory of the checkpoint.
 
         Raises:
           InputError: if a leaf cannot be stored (see `check_storable`).
@@ -125,7 +125,7 @@ class CheckpointStore:
             return self._complete(temporary, step)
 
     def is_sharded(self, trained: Mapping[str, Any], optimizer_state: Any) -> bool:
-        """Returns whether leaves of these shapes are to be saved by `save_sharded`."""
+        """Tests whether to save leaves of these shapes with `save_sharded`."""
         return checkpoint_files.is_sharded(self.form, trained, optimizer_state)
 
     def save_sharded(
@@ -144,7 +144,7 @@ class CheckpointStore:
         First waits for the previous save and raises its error, if any.
 
         Args:
-          step: step of the checkpoint; an existing one of the same step is replaced.
+          step: step of the checkpoint; an existing one for the same step is replaced.
           trained: arrays on the mesh, including their padding.
           optimizer_state: tree of arrays on the mesh, including their padding.
           extra: JSON that `load` returns.
@@ -217,12 +217,9 @@ class CheckpointStore:
     def replace_metrics(
         self, step: int, metrics: Mapping[str, float], without: str
     ) -> None:
-        """Replaces what an intact checkpoint stores about its evaluation.
+        """Replaces the metrics that an intact checkpoint stores for its step.
 
-        Args:
-          step: step of the checkpoint.
-          metrics: metrics measured at this step.
-          without: key of its `extra` to remove.
+        Also removes the key `without` from its `extra`.
         """
         directory = checkpoint_path(self.folder, step)
         state = checkpoint_files.read_state(directory)
@@ -250,13 +247,13 @@ class CheckpointStore:
           trained_template: expected trained leaves by path; None skips the check.
 
         Returns:
-          Trained leaves by path, the optimizer state as a tree like the template, and
-          the `extra` that was saved. Leaves are NumPy arrays, or, in Orbax's format,
+          trained leaves by path, the optimizer state as a tree like the template, and
+          the saved `extra`. Leaves are NumPy arrays, or, in Orbax's format,
           `StoredArray`s that are read directly onto their devices.
 
         Raises:
-          InputError: if the checkpoint is missing or damaged, or the name, shape or
-            dtype of a leaf differs from the template.
+          InputError: if the checkpoint is missing or damaged, or a leaf's name, shape
+            or dtype differs from the template.
         """
         directory = checkpoint_path(self.folder, step)
         state = checkpoint_files.verify_own(directory)
@@ -304,19 +301,18 @@ class CheckpointStore:
             sync_path(self.folder.parent.parent)
 
     def finish_deletion(self, step: int) -> None:
-        """Deletes the checkpoints that a process was killed before deleting.
+        """Deletes the checkpoints that a killed process was about to delete.
 
-        Args:
-          step: intact checkpoint that the run resumes from.
+        `step` is the intact checkpoint that the run resumes from.
         """
         if self._writes:
             self._prune(step, checkpoint_files.verify)
 
     def _prune(self, saved: int, check: Check) -> None:
-        """Deletes all checkpoints but the newest, the best, and one step's.
+        """Deletes all checkpoints except the newest, the best, and one step's.
 
-        Later steps are ignored: they remain from a run that resumed before a damaged
-        checkpoint, so the given one may be the only intact checkpoint.
+        Later steps are ignored: they are left over from a run that resumed before a
+        damaged checkpoint, so the given one may be the only intact checkpoint.
         """
         steps = [step for step in self.steps() if step <= saved]
         newest = {*steps[-self.keep_last :]}

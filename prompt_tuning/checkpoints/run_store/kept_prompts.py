@@ -1,12 +1,12 @@
-"""The prompts of checkpoints that were deleted.
+"""Prompts of deleted checkpoints.
 
     kept_prompts/
       checkpoint_{step}/      a checkpoint in NumPy's formats, without optimizer state
       frozen/                 frozen parameters that `Run.save_paths` matches, as .npy
 
-A checkpoint's prompts are copied there before it is deleted. Each saved step thus has
-either a complete checkpoint or its prompts, at whatever moment the process is killed. A
-run never resumes from them, and none of them is selected as its best checkpoint.
+A checkpoint's prompts are copied there before it is deleted, so whenever the process is
+killed, each saved step has either a complete checkpoint or its prompts. A run never
+resumes from them, and none of them is selected as its best checkpoint.
 """
 
 import dataclasses
@@ -55,7 +55,7 @@ class KeptPrompts:
     def keep(self, folder: Path, step: int) -> None:
         """Copies the prompts of a checkpoint before it is deleted.
 
-        A damaged checkpoint, and one without a chosen parameter, has nothing to keep.
+        A damaged checkpoint, or one without a chosen parameter, has nothing to keep.
         """
         if self.count == 0:
             return
@@ -68,9 +68,8 @@ class KeptPrompts:
     def keep_frozen(self, folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
         """Writes frozen parameters once: they are the same in every checkpoint.
 
-        Args:
-          folder: `numpy_checkpoints` of a run.
-          arrays: the parameters by path; bfloat16 becomes float32, which holds it.
+        `folder` is the run's `numpy_checkpoints`. bfloat16 becomes float32, which is
+        exact.
         """
         frozen = folder.with_name(KEPT) / FROZEN
         for path, array in arrays.items():
@@ -102,7 +101,7 @@ class KeptPrompts:
         publish(temporary, checkpoint_path(kept, step))
 
     def _prune(self, kept: Path) -> None:
-        """Deletes the prompts of all but the newest steps."""
+        """Deletes the prompts of all steps except the newest."""
         if self.count != ALL:
             for step in steps_in(kept)[: -self.count]:
                 delete(checkpoint_path(kept, step))

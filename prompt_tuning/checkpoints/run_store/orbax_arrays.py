@@ -2,9 +2,9 @@
 
     arrays/            Orbax's files: a tree with the levels group, name, array
 
-An array is stored as it is sharded on its mesh, padding of a vocabulary included, and
-its unpadded shape is recorded separately. You may read it on another mesh: what
-exceeds the requested shape is dropped, and what is missing is filled with zeros (see
+An array is stored as it is sharded on its mesh, including a vocabulary's padding, and
+its unpadded shape is recorded separately. You may read it on another mesh: numbers
+beyond the requested shape are dropped, and missing ones filled with zeros (see
 `orbax.checkpoint.ArrayRestoreArgs.global_shape`).
 
 Orbax takes longer to import than the rest of the package, so it is imported on use.
@@ -43,15 +43,13 @@ LIMIT = 24 * 3600
 
 
 def check_names(folder: Path, names: Collection[str]) -> None:
-    """Checks that Orbax can open nothing else than the files of a checkpoint.
+    """Checks that Orbax can open only the files of a checkpoint.
 
-    Args:
-      folder: folder that contains `arrays/`.
-      names: paths of its files, whose digests are verified.
+    `folder` contains `arrays/`, and `names` are the paths of files with verified
+    digests.
 
     Raises:
-      InputError: for another file, and for a pipe, which would never be read to its
-        end.
+      InputError: for another file, or a pipe, which would never be read to its end.
     """
     for path in (folder / FOLDER).rglob("*"):
         name = path.relative_to(folder).as_posix()
@@ -75,8 +73,8 @@ class Writing:
 
         Args:
           folder: empty folder that all processes see and nobody reads yet. Its name
-            identifies the barriers of the processes, so no two concurrent writes may
-            use folders of the same name.
+            identifies the processes' barriers, so concurrent writes must not use
+            folders with the same name.
           groups: arrays by name, by group.
         """
         import orbax.checkpoint as ocp
@@ -128,7 +126,7 @@ def _raising_disk_errors() -> Iterator[None]:
 
 
 def _is_not_raised(record: logging.LogRecord) -> bool:
-    """Returns whether a log record is not an error that Orbax raises as well."""
+    """Tests whether a log record is not an error that Orbax also raises."""
     return "orbax" not in record.pathname or record.exc_info is None
 
 
@@ -173,9 +171,7 @@ class StoredArray:
     ) -> jax.Array:
         """Reads the array to devices; each process reads its own shards.
 
-        Args:
-          shape: shape of the array, or the shape on the mesh, padded with zeros.
-          sharding: sharding on the mesh.
+        `shape` may be the shape on the mesh, padded with zeros.
 
         Raises:
           InputError: if it cannot be read.
@@ -221,8 +217,8 @@ class StoredArray:
         """Checks what the folder declares before Orbax allocates memory for it.
 
         Raises:
-          InputError: if shape, dtype or chunks differ from those of the array by more
-            than its padding.
+          InputError: if shape, dtype or chunks differ from the array's by more than its
+            padding.
         """
         settings = read_object(self.folder / FOLDER / "_METADATA")
         if settings.flag("use_zarr3", False):
@@ -262,10 +258,11 @@ class StoredArray:
             raise InputError(f"{self._label}: {problem}{ADVICE}") from error
 
     def _check_metadata(self, content: bytes) -> None:
-        """Checks the array's metadata, which TensorStore would crash on if it is deep.
+        """Checks the array's metadata; deep ones would crash TensorStore.
 
         Raises:
-          InputError: if it is no JSON object, or has a compression other than Orbax's.
+          InputError: if it is not a JSON object, or has another compression than
+            Orbax's.
         """
         source = f"{self._label}, .zarray"
         metadata = as_object(parse_json(content, source), source)
@@ -280,7 +277,6 @@ class StoredArray:
 
     @property
     def _label(self) -> str:
-        """Names the array in a message."""
         return f"{self.folder / FOLDER}: {self.group} {shown(self.name)}"
 
 
@@ -289,12 +285,7 @@ Leaf = np.ndarray | StoredArray
 
 
 def like(stored: Leaf, leaf: jax.Array) -> jax.Array:
-    """Puts a leaf on devices, with the sharding of another array if it is stored.
-
-    Args:
-      stored: leaf to put on devices.
-      leaf: array with the shape and sharding of the result.
-    """
+    """Puts a leaf on devices; a stored one with the shape and sharding of `leaf`."""
     if isinstance(stored, StoredArray):
         return stored.restore(leaf.shape, leaf.sharding)
     return jax.numpy.array(stored)
