@@ -1,9 +1,9 @@
-"""Prefixes that give the attention output of a text, in closed form.
+"""Prefixes that reproduce the attention output of a text, in closed form.
 
 Zweiger et al. (2026, "Attention Matching", arXiv 2602.16284) choose keys of a text by
 the attention that they get from reference queries, and compute values by least squares.
-Here the reference queries are those of windows of the text, read again behind it. The
-blocks follow one another: each is fitted behind the fitted ones before it.
+Our reference queries come from windows of the text, read again after it. Blocks are
+fitted in order, each with the fitted ones before it.
 """
 
 import functools
@@ -63,10 +63,10 @@ class _ReadWindows(NamedTuple):
 
 
 def check_matching(start: PrefixStart, config: ModelConfig, *, on_mesh: bool) -> None:
-    """Checks that the closed form knows the attention of a model.
+    """Checks that the closed form supports a model's attention.
 
     Raises:
-      InputError: with what it does not know.
+      InputError: names what it does not support.
     """
     part = text_parts(start, config)[0]
     length, reason = len(part.tokens) + _window(part, config), None
@@ -95,7 +95,7 @@ def check_matching(start: PrefixStart, config: ModelConfig, *, on_mesh: bool) ->
 
 
 def text_parts(start: PrefixStart, config: ModelConfig) -> list[PrefixStart]:
-    """Returns parts of a text that the model can read with a window of each.
+    """Divides a text into parts that the model can read together with a window.
 
     The parts are equally long, so the last tokens of one may be the first of the next.
     """
@@ -109,7 +109,7 @@ def text_parts(start: PrefixStart, config: ModelConfig) -> list[PrefixStart]:
 
 
 def _window(start: PrefixStart, config: ModelConfig) -> int:
-    """Returns the number of tokens of a window; below 1 if there is no room."""
+    """Returns the number of tokens in a window; below 1 if there is no room."""
     length = len(start.tokens)
     window = min(WINDOW, max(length // 2, 1))
     limit = config.maximum_positions
@@ -123,12 +123,12 @@ def match_attention(
     slots: int,
     config: ModelConfig,
 ) -> Float[Array, "L 2 P G K"]:
-    """Computes a prefix that gives the attention output of a text.
+    """Computes a prefix that reproduces the attention output of a text.
 
     Args:
-      parameters: parameters of the frozen model by path, and perhaps more.
+      parameters: the frozen model's parameters by path; may include more.
       text: keys and values of the text.
-      start: its tokens, and the number of windows that are read again.
+      start: its tokens, and the number of windows to read again.
       slots: number of slots `P` of the prefix.
       config: config of the frozen model.
     """
@@ -172,7 +172,7 @@ def _reader(config: ModelConfig, length: int) -> "_WindowReader":
 
 
 class _WindowReader:
-    """Reads rows behind a prefix, compiled once."""
+    """Reads rows after a prefix, compiled once."""
 
     def __init__(self, graph: nnx.GraphDef, abstract: Collection[str]):
         self._paths = [path for path in abstract if path != PREFIX_PATH]
@@ -245,15 +245,12 @@ def _angles(positions: Int[Array, "n"], config: ModelConfig) -> RotaryAngles | N
 def move_prefix(
     prefix: Float[Array, "L 2 P G K"], distance: int, config: ModelConfig
 ) -> Float[Array, "L 2 P G K"]:
-    """Moves rotated keys, so that they keep their distance to the text behind them.
+    """Rotates a prefix's keys to keep their distance to text that moves.
 
-    Args:
-      prefix: keys and values.
-      distance: number of positions that the text behind it moves by.
-      config: config of the frozen model; keys are as they are without rotation.
+    The text moves by `distance` positions. Unrotated keys stay as they are.
 
     Raises:
-      InputError: if the model's rotation is not the same in all layers of the prefix.
+      InputError: if the layers of the prefix do not all have the same rotation.
     """
     if config.positions != "rotary":
         return prefix
@@ -276,7 +273,7 @@ def move_prefix(
 def _attention(
     before: Float[Array, "2 S G K"], read: _ReadWindows, scale: float
 ) -> tuple[Float[Array, "G R h Q S"], Float[Array, "G R h Q Q"]]:
-    """Returns the attention weights to a prefix, and to the rows' own tokens."""
+    """Returns the attention weights on a prefix, and on the rows' own tokens."""
     exact = jax.lax.Precision.HIGHEST
     earlier = jnp.einsum("grhqk,sgk->grhqs", read.queries, before[0], precision=exact)
     own = jnp.einsum("grhqk,grsk->grhqs", read.queries, read.keys, precision=exact)
@@ -303,7 +300,7 @@ def _moments(
     behind: _ReadWindows,
     scale: float,
 ) -> tuple[Float[Array, "G P P"], Float[Array, "G P K"]]:
-    """Returns the mean products of the least squares of the prefix's values."""
+    """Returns the mean products for the least squares of the prefix's values."""
     to_text, own = _attention(text, of_text, scale)
     wanted = jnp.einsum("grhqs,sgk->grhqk", to_text, text[1])
     wanted += jnp.einsum("grhqs,grsk->grhqk", own, of_text.values)
@@ -320,7 +317,7 @@ def _solve(
     products: Float[np.ndarray, "G P K"],
     values: Float[np.ndarray, "P G K"],
 ) -> Float[np.ndarray, "P G K"]:
-    """Solves for values, near those of the text where attention says nothing."""
+    """Solves for values, staying near the text's where attention says nothing."""
     slots = len(values)
     ridge = RIDGE / slots
     solved = np.linalg.solve(

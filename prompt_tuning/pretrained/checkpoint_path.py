@@ -1,4 +1,4 @@
-"""Finds a frozen model by the name that a config or a command gives it."""
+"""Finds a frozen model by its name in a config or a command."""
 
 from pathlib import Path
 
@@ -14,14 +14,13 @@ WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".json")
 
 
 def find_checkpoint(name: str) -> Path:
-    """Returns the path of a checkpoint; downloads a model of the hub.
+    """Returns the path of a checkpoint; downloads a model from the hub.
 
     Args:
       name: path of a Hugging Face folder, a GGUF file, a folder with one, or a T5X
-        checkpoint; `bundled:` and the name
-        of a bundled model; or the name of a model of the Hugging Face hub, such as
-        "Qwen/Qwen3-0.6B", and a revision after `@`. If a name is also a path, the path
-        wins.
+        checkpoint; `bundled:` and the name of a bundled model; or the name of a model
+        on the Hugging Face hub, e.g. "Qwen/Qwen3-0.6B", optionally with a revision
+        after `@`. If a name is also a path, the path wins.
 
     Raises:
       InputError: if there is none, or the path is one of its files.
@@ -38,7 +37,7 @@ def check_checkpoint(name: str) -> None:
     """Checks a checkpoint's name without downloading anything.
 
     Raises:
-      InputError: if there is none, or a model of the hub cannot be downloaded.
+      InputError: if there is none, or a model on the hub cannot be downloaded.
     """
     hub_name = hub_name_of(name)
     if hub_name is None:
@@ -50,7 +49,7 @@ def check_checkpoint(name: str) -> None:
 
 
 def hub_name_of(name: str) -> HubName | None:
-    """Returns the model of the hub that a checkpoint's name stands for, if any."""
+    """Returns the hub model that a checkpoint's name stands for, or None."""
     hub_name = parse_hub_name(name)
     return None if hub_name is None or Path(name).exists() else hub_name
 
@@ -72,10 +71,10 @@ def _find_local(name: str) -> Path:
 
 
 def _find_gguf(folder: Path) -> Path | None:
-    """Returns the GGUF file of a folder that has no other weights, if there is one.
+    """Returns the GGUF file in a folder without other weights, or None.
 
     Raises:
-      InputError: if it has several.
+      InputError: if there is more than one.
     """
     files = sorted(folder.glob(f"*{SUFFIX}"))
     if not files or any(folder.glob("*.safetensors")):

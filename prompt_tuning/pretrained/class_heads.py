@@ -1,4 +1,4 @@
-"""Opens the class head that a run trains in the place of a model's output head."""
+"""Opens the class head that a run trains in place of a model's output head."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -98,7 +98,7 @@ def _check_architecture(layers: ClassLayers, config: ModelConfig) -> None:
     """Checks that transformers has such a head for models of the family.
 
     Raises:
-      InputError: for other encoder-decoders than BART and T5, and tags in those.
+      InputError: for encoder-decoders other than BART and T5, and tags in those.
     """
     if config.architecture == "encoder_decoder" and not layers.dense:
         raise InputError(
@@ -113,7 +113,7 @@ def _pooling(spec: ClassHead, config: ModelConfig, problem: ClassProblem) -> Poo
     """Returns the states that the head reads.
 
     Raises:
-      InputError: if it cannot read those that are chosen.
+      InputError: if it cannot read the chosen ones.
     """
     if problem == "tokens":
         if spec.pooling not in (None, "last"):
@@ -154,7 +154,7 @@ def _labels(spec: ClassHead, config: ModelConfig) -> tuple[str, ...]:
 
 
 def _order(labels: Sequence[str], stored: Sequence[str]) -> list[int]:
-    """Returns the stored row of each label: its own, or by number if names differ."""
+    """Returns the stored row of each label: its own, or by index if names differ."""
     names = [label.strip() for label in stored]
     wanted = [label.strip() for label in labels]
     if sorted(wanted) != sorted(names):
@@ -163,11 +163,11 @@ def _order(labels: Sequence[str], stored: Sequence[str]) -> list[int]:
 
 
 def check_head(spec: ClassHead | None, config: ModelConfig, weights: str) -> None:
-    """Checks that a model has no class head, or can have one where its weights are.
+    """Checks that a model has no class head, or that its weights are where it can.
 
     Args:
-      spec: the head that a run trains; None for none.
-      config: config of the checkpoint, which may have a head of classes itself.
+      spec: the head that a run trains, or None.
+      config: config of the checkpoint, which may have a class head itself.
       weights: `Pretrained.weights`.
 
     Raises:

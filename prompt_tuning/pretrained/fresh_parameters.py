@@ -1,4 +1,4 @@
-"""First values of the parameters that a checkpoint does not have."""
+"""First values of the parameters that a checkpoint lacks."""
 
 import functools
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -51,9 +51,7 @@ def initialize(
 def check_on_device(paths: Iterable[str], weights: str) -> None:
     """Checks that the frozen weights are where adapters that read them need them.
 
-    Args:
-      paths: paths of all parameters.
-      weights: `Pretrained.weights`.
+    `paths` are all parameters'; `weights` is `Pretrained.weights`.
 
     Raises:
       InputError: if they are not on the device.
@@ -84,12 +82,9 @@ def check_on_device(paths: Iterable[str], weights: str) -> None:
 def complete_magnitudes(
     parameters: Parameters, loras: Mapping[str, LowRank], placement: Placement | None
 ) -> Parameters:
-    """Computes the first magnitudes of DoRA, the norms of the frozen weights.
+    """Computes DoRA's first magnitudes, the norms of the frozen weights.
 
-    Args:
-      parameters: all parameters by path.
-      loras: the LoRAs by the path of the projection.
-      placement: placement of the parameters on a mesh; None on one device.
+    `loras` are by the path of their projection; a `placement` of None means one device.
     """
     scalings = {p: x.scaling for p, x in loras.items() if x.magnitude is not None}
     if not scalings:
@@ -119,7 +114,7 @@ def complete_adapters(
       parameters: all parameters by path.
       loras: the LoRAs by the path of the projection.
       placement: placement of the parameters on a mesh; None on one device.
-      given: paths of parameters that the caller has from elsewhere.
+      given: paths of parameters that the caller already has from elsewhere.
     """
     parameters = complete_magnitudes(parameters, loras, placement)
     parameters = complete_biases(parameters, placement)
@@ -131,13 +126,10 @@ def complete_adapters(
 def complete_starts(
     parameters: Parameters, loras: Mapping[str, LowRank], placement: Placement | None
 ) -> Parameters:
-    """Computes the first factors of the LoRAs that start from the frozen weights.
+    """Computes the first factors of LoRAs that start from the frozen weights.
 
-    Args:
-      parameters: all parameters by path.
-      loras: the LoRAs by the path of the projection.
-      placement: placement of the parameters on a mesh, which gathers the weights of one
-        block at a time; None on one device.
+    `loras` are by the path of their projection. On a mesh, the `placement` gathers the
+    weights of one block at a time.
     """
     chosen = {path: x for path, x in loras.items() if x.initial in FROM_WEIGHTS}
     if not chosen:
@@ -162,12 +154,7 @@ def complete_starts(
 
 
 def complete_biases(parameters: Parameters, placement: Placement | None) -> Parameters:
-    """Copies the frozen biases to the trained ones that start from them.
-
-    Args:
-      parameters: all parameters by path.
-      placement: placement of the parameters on a mesh; None on one device.
-    """
+    """Copies the frozen biases to the trained ones that start from them."""
     paths = [path for path in parameters if path.endswith(BIAS)]
     if not paths:
         return parameters

@@ -29,13 +29,13 @@ def fingerprint(
     """Computes a digest that identifies the frozen model.
 
     It covers every parameter's path, shape and dtype, and `samples` evenly spaced
-    numbers of each, so that it is fast for large models. It does not depend on the
-    mesh; scales in codes are taken as the scales in float32 that some meshes need.
+    numbers from each, so it is fast even for large models. It does not depend on the
+    mesh: scales in codes count as the float32 scales that some meshes need.
 
     Args:
       frozen: frozen parameters.
       placement: the parameters' shardings on a mesh; None on one device.
-      samples: number of values read from each parameter.
+      samples: how many values to read from each parameter.
     """
     digest = hashlib.sha256()
     shapes = frozen if placement is None else placement.abstract
@@ -73,7 +73,7 @@ def fingerprint(
 def _scales(
     kernel: str, index: Index, n: int, read: Callable[[str, Index], np.ndarray]
 ) -> Float32[np.ndarray, "_"]:
-    """Returns scales of a kernel that are in codes, in blocks of `n`."""
+    """Returns a kernel's scales that are stored as codes, in blocks of `n`."""
     *lead, group, column = index
     table = nested_codebook_path(kernel)
     codes = read(scale_path(kernel), index).astype(int)

@@ -1,4 +1,4 @@
-"""Finds models of the Hugging Face hub in its cache, or downloads them.
+"""Finds Hugging Face hub models in the local cache, or downloads them.
 
 `huggingface_hub` manages the cache, tokens and `HF_ENDPOINT`; it is in the extra `hub`.
 """
@@ -69,7 +69,7 @@ def check_available(name: HubName) -> None:
     """Checks that a model is in the cache or may be downloaded, without a connection.
 
     Raises:
-      InputError: if it is neither.
+      InputError: if neither holds.
     """
     if find_cached(name) is None and _library(name).constants.is_offline_mode():
         raise InputError(_unreachable(name, "HF_HUB_OFFLINE is set"))
@@ -97,7 +97,7 @@ def _has_weights(folder: Path) -> bool:
 
 
 def _indexed(index: Path) -> set[str]:
-    """Returns the names of the files that an index lists, without those in folders."""
+    """Returns the names of the files in an index, except for those in folders."""
     values = read_object(index).nested("weight_map").values.values()
     return {file for file in values if isinstance(file, str) and _is_plain(file)}
 
@@ -107,7 +107,7 @@ def _is_plain(file: str) -> bool:
 
 
 def _download(name: HubName) -> Path:
-    """Downloads the files that are read, the weights last."""
+    """Downloads the files that we read, the weights last."""
     hub = _library(name)
     info = hub.HfApi().model_info(name.repository, revision=name.revision)
     commit = info.sha
@@ -139,7 +139,7 @@ def _download(name: HubName) -> Path:
 
 
 def _advice(name: HubName, files: Collection[str]) -> str:
-    """Returns what to do with a repository of GGUF files; empty for another one."""
+    """Returns what to do with a repository of GGUF files; empty for any other."""
     found = sorted(file for file in files if file.endswith(SUFFIX))
     if not found:
         return ""
@@ -182,7 +182,7 @@ def _weight_files(
 
 @contextlib.contextmanager
 def _reporting_errors(name: HubName) -> Iterator[None]:
-    """Reports errors of the hub and of the network within the block in one line."""
+    """Reports errors of the hub and the network within the block in one line."""
     errors = _library(name).errors
     try:
         yield

@@ -1,4 +1,4 @@
-"""Names of models of the Hugging Face hub: `organization/model@revision`."""
+"""Names of models on the Hugging Face hub: `organization/model@revision`."""
 
 import dataclasses
 import re
@@ -14,10 +14,10 @@ MAXIMUM_LENGTH = 300
 
 @dataclasses.dataclass(frozen=True)
 class HubName:
-    """A model of the hub.
+    """A model on the hub.
 
     Attributes:
-      repository: organization and model, such as "Qwen/Qwen3-0.6B".
+      repository: organization and model, e.g. "Qwen/Qwen3-0.6B".
       revision: branch, tag or commit; None for the main branch.
     """
 
@@ -37,10 +37,10 @@ class HubName:
 
 
 def parse_hub_name(text: str) -> HubName | None:
-    """Returns the parts of a name; None if it cannot be one.
+    """Splits a name into its parts; None if it cannot be one.
 
     A name has no `..`, and none of its parts starts with a dot, since the hub's cache
-    uses the parts as names of folders.
+    uses the parts as folder names.
     """
     match = _NAME.fullmatch(text) if len(text) <= MAXIMUM_LENGTH else None
     if match is None or ".." in text:

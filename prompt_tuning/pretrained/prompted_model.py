@@ -1,7 +1,7 @@
 """A frozen model from a checkpoint, with the prompts and adapters that tune it.
 
-The checkpoint is opened and described first (`plan_restore` checks every shape), the
-prompt is initialized from its vocabulary, and only then are weights read.
+First the checkpoint is opened and described (`plan_restore` checks every shape), then
+the prompt is initialized from its vocabulary, and only then are weights read.
 """
 
 import dataclasses
@@ -100,7 +100,7 @@ class PromptedModel:
     def in_training(
         self, trained_weights: str, trained: Collection[str]
     ) -> "PromptedModel":
-        """Stores the trained weights apart; see `WeightStorage`."""
+        """Stores the trained weights separately; see `WeightStorage`."""
         storage, placement = self.weight_storage, self.placement
         storage = storage.in_training(trained_weights, trained, self.plan)
         if placement is not None:
@@ -111,19 +111,19 @@ class PromptedModel:
     def read_parameters(
         self, reuse: Mapping[str, Array] | None = None, given: Collection[str] = ()
     ) -> Parameters:
-        """Restores or initializes all parameters but streamed ones, by path.
+        """Restores or initializes all parameters except streamed ones, by path.
 
-        On a mesh each process reads the slices of the checkpoint that its devices hold.
+        On a mesh each process reads only the slices of the checkpoint for its devices.
 
         Args:
-          reuse: parameters of the same checkpoint that were read before; on one device
-            the restored ones are taken from here.
-          given: paths of parameters that the caller has from elsewhere, which may be
-            left as `initialize` returns them.
+          reuse: parameters of the same checkpoint that were read before; on one device,
+            restored ones are taken from here.
+          given: paths of parameters that the caller already has from elsewhere; they
+            may stay as `initialize` returns them.
 
         Raises:
-          InputError: if the checkpoint is damaged, or contains other numbers than
-            another process's checkpoint.
+          InputError: if the checkpoint is damaged, or its numbers differ from another
+            process's checkpoint.
         """
         processes.check_same("weights in its checkpoint", lambda: sampled(self.plan))
         parameters = self.initialize()
@@ -145,9 +145,8 @@ class PromptedModel:
     ) -> Parameters:
         """Computes the fresh parameters that depend on restored ones.
 
-        Args:
-          parameters: all parameters, as restored and as `initialize` returned them.
-          given: paths of parameters that the caller has from elsewhere.
+        `parameters` are all of them, as restored or from `initialize`. For `given` see
+        `read_parameters`.
         """
         parameters = complete_adapters(parameters, self.loras, self.placement, given)
         start = self.prompts.prefix_start
@@ -171,7 +170,7 @@ class PromptedModel:
         return self.placement.put(path, array)
 
     def by_layer(self, parameters: Parameters) -> dict[str, Any]:
-        """Returns all parameters as a function that streams layers takes them."""
+        """Returns all parameters in the form for a function that streams layers."""
         if self.placement is not None:
             parameters = self.placement.crop(parameters)
         return self.weight_storage.with_streamed(parameters)
@@ -197,7 +196,7 @@ class PromptedModel:
 
     @property
     def loras(self) -> dict[str, LowRank]:
-        """The LoRA of each projection that has one, without arrays, by its path."""
+        """LoRA of each projection that has one, without arrays, by its path."""
         return {p: x for p, x in self._adapters if isinstance(x, LowRank)}
 
     @functools.cached_property
@@ -214,7 +213,7 @@ class PromptedModel:
         """Maximum number of tokens next to the prompt; None if positions are unlimited.
 
         Prompt vectors that a template inserts count as tokens. In an encoder-decoder it
-        holds for inputs and for targets, next to the longer of their prompts.
+        applies to inputs and to targets, next to the longer of their prompts.
         """
         if self.config.maximum_positions is None:
             return None
@@ -250,7 +249,7 @@ class PromptedModel:
 
     @property
     def attention(self) -> str:
-        """Describes how attention is computed in training, and the reason."""
+        """Describes how attention is computed in training, and why."""
         choice = choose_attention(self.config)
         if choice.kernel is None:
             return str(choice)
@@ -274,7 +273,7 @@ class PromptedModel:
 
     @property
     def interface(self) -> ModelInterface:
-        """The properties of the model that determine how it reads data."""
+        """Properties of the model that determine how it reads data."""
         rows = ONE_PART
         if self.layout is not None:
             rows = RowDivision(self.layout.row_parts, tuple(self.layout.row_axes))
@@ -313,8 +312,8 @@ def open_pretrained(
 ) -> PromptedModel:
     """Opens a frozen model and initializes the prompts and adapters that tune it.
 
-    Of the checkpoint only the rows of the embedding table are read that a prompt is
-    initialized from.
+    The only arrays read from the checkpoint are the rows of the embedding table that a
+    prompt starts from.
 
     Args:
       source: the checkpoint and the dtypes to compute in.

@@ -41,7 +41,7 @@ class QuantizedFolder:
       settings: content of its `config.json`.
       stored: its tensors.
       quantized: names of the tensors to quantize, in order.
-      experts: names of those of experts that stay as they are.
+      experts: names of experts' tensors that stay as they are.
       layout: how quantized tensors are written.
     """
 
@@ -54,10 +54,10 @@ class QuantizedFolder:
 
     @classmethod
     def open(cls, base: Path, layout: Layout) -> "QuantizedFolder":
-        """Opens a model whose projections will be quantized.
+        """Opens a model to quantize its projections.
 
         Raises:
-          InputError: if it is quantized already, or has no projections that can be.
+          InputError: if it is quantized already, or has no projections to quantize.
         """
         if not (base / CONFIG).is_file():
             raise InputError(
@@ -117,10 +117,10 @@ class QuantizedFolder:
 
         Args:
           folder: the folder, which must not exist.
-          on_written: gets the number of bytes of each part that has been written.
+          on_written: gets the number of bytes of each part after it was written.
 
         Returns:
-          what rounding did to each quantized tensor, by name.
+          the rounding errors of each quantized tensor, by name.
 
         Raises:
           InputError: if the folder exists or cannot be written, or a weight cannot be

@@ -31,10 +31,10 @@ from prompt_tuning.settings.pretrained import Pretrained
 def open_checkpoint(
     source: Pretrained,
 ) -> tuple[ModelConfig, dict[str, Recipe], dict[str, StoredTensor]]:
-    """Opens a checkpoint of either format without reading its arrays.
+    """Opens a checkpoint in either format without reading its arrays.
 
     Returns:
-      The config of the model, the recipes of its parameters, and the stored tensors.
+      the config of the model, the recipes of its parameters, and the stored tensors.
 
     Raises:
       InputError: if the checkpoint does not exist or cannot be opened.
@@ -77,10 +77,10 @@ def _as_published(
     recipes: dict[str, Recipe],
     stored: dict[str, StoredTensor],
 ) -> ModelConfig:
-    """Returns the config of a model that is held as it is published.
+    """Returns the config of a model that is kept as published.
 
-    All parameters are, if no type is given; if it is that of a quantized store, only
-    kernels that are published in it, which need not be rounded again.
+    Without a dtype, all parameters are. With a quantized store's, only kernels
+    published in it are, which thus need no second rounding.
     """
     if not is_quantized(stored):
         return config
@@ -97,7 +97,7 @@ def _as_published(
 def with_whole_scales(config: ModelConfig, mesh: MeshShape | None) -> ModelConfig:
     """Returns the config without scales in codes, if a mesh divides the weights.
 
-    It would divide the blocks of scales that share a scale.
+    A mesh would cut through the blocks of scales that share a second-level scale.
     """
     if mesh is None or mesh.keeps_weights_whole:
         return config
@@ -106,7 +106,7 @@ def with_whole_scales(config: ModelConfig, mesh: MeshShape | None) -> ModelConfi
 
 
 def read_frozen(source: Pretrained, path: str) -> np.ndarray:
-    """Reads one parameter of a checkpoint, in its stored type.
+    """Reads one parameter of a checkpoint, in its stored dtype.
 
     Raises:
       InputError: if the checkpoint cannot be read, or lacks an array of it.
@@ -137,7 +137,7 @@ def read_vocabulary(source: Pretrained) -> Vocabulary:
 def with_tokenizer(
     source: Pretrained, config: ModelConfig
 ) -> tuple[ModelConfig, Tokenizer | None]:
-    """Loads the tokenizer, whose end token separates texts of different types."""
+    """Loads the tokenizer; its end token separates texts of different types."""
     tokenizer = find_tokenizer(source, config)
     if config.token_types > 1 and tokenizer is not None:
         config = dataclasses.replace(config, separator_id=tokenizer.eos_id)
@@ -169,7 +169,7 @@ def open_embeddings(
 ) -> StoredTable:
     """Opens the embedding table, given the results of `open_checkpoint`.
 
-    Its rows are what the model reads for a token: Gemma's are multiplied.
+    Its rows are what the model reads for a token, e.g. scaled in Gemma.
 
     Raises:
       InputError: if there is none, or its shape differs from the config.

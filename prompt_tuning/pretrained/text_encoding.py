@@ -1,4 +1,4 @@
-"""Encodes texts for a model or one of its adapters, as its training data was."""
+"""Encodes texts for a model or one of its adapters, like its training data."""
 
 import dataclasses
 import functools
@@ -19,8 +19,7 @@ from prompt_tuning.settings.data_source import DataSource
 class TextEncoding:
     """Encodes texts and conversations for a model with one adapter, or without.
 
-    This is the only place that chooses between plain text, the template of the data
-    and a chat template.
+    Only this class chooses between plain text, the data's template and a chat template.
 
     Attributes:
       model: the model with the adapter.
@@ -37,7 +36,7 @@ class TextEncoding:
 
     @functools.cached_property
     def template(self) -> TokenTemplate | None:
-        """The template of the data, if it has one."""
+        """Template of the data, or None."""
         return token_template(self.source, self.model.interface)
 
     @functools.cached_property
@@ -78,9 +77,9 @@ def encode_given(
 
 
 def add_special_ids(model: PromptedModel, ids: list[int]) -> list[int]:
-    """Adds BOS before the ids of an input, and EOS after those of an encoder's.
+    """Adds BOS before the ids of an input, and EOS after an encoder's.
 
-    Whether an encoder has one or both depends on `ModelConfig.encoder_input`.
+    For an encoder, `ModelConfig.encoder_input` decides which of them.
     """
     if model.config.architecture == "decoder_only":
         return [*encode_prompt(model.needed_tokenizer(), ""), *ids]

@@ -1,7 +1,7 @@
-"""Keys and values of a text, from which a key/value prefix starts.
+"""Keys and values of a text, as the start of a key/value prefix.
 
-Eyuboglu et al. (2025, "Cartridges") train such prefixes to stand for documents, and
-find that this start leads to far better answers than noise does.
+Eyuboglu et al. (2025, "Cartridges") train such prefixes to replace documents, and find
+that this start leads to far better answers than noise.
 """
 
 from typing import cast
@@ -37,7 +37,7 @@ def check_start(
     """Checks that the frozen model can compute the start of a prefix.
 
     Args:
-      start: what it is computed from.
+      start: what to compute it from.
       config: config of the frozen model.
       weights: `Pretrained.weights`.
       mesh: mesh that shards the model; None for one device.
@@ -68,13 +68,9 @@ def start_prefix(
     config: ModelConfig,
     placement: Placement | None,
 ) -> Parameters:
-    """Replaces the prefix by what it starts from.
+    """Replaces the prefix by its computed start.
 
-    Args:
-      parameters: all parameters by path.
-      start: the tokens, and what the prefix is computed from them.
-      config: config of the frozen model.
-      placement: placement of the parameters on a mesh; None on one device.
+    A `placement` of None means one device.
     """
     if not start.windows:
         text = keys_and_values(parameters, start.tokens, config, placement)
@@ -97,13 +93,10 @@ def keys_and_values(
     config: ModelConfig,
     placement: Placement | None = None,
 ) -> Float[Array, "L 2 T G K"]:
-    """Computes the keys and values of a text, as a prefix has them.
+    """Computes the keys and values of a text, in the form of a prefix.
 
-    Args:
-      parameters: parameters of the frozen model by path, and perhaps more.
-      tokens: tokens of the text.
-      config: config of the frozen model.
-      placement: placement of the parameters on a mesh; None on one device.
+    `parameters` are the frozen model's by path, and may include more. A `placement` of
+    None means one device.
     """
     graph, paths = frozen_graph(config)
 

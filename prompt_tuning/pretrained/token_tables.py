@@ -53,8 +53,8 @@ def open_tokens(
       stored: stored tensors of its checkpoint.
 
     Raises:
-      InputError: if a token cannot be added, or the model's tables cannot have rows of
-        their own.
+      InputError: if a token cannot be added, or the model's tables cannot have separate
+        rows.
     """
     _check_model(config)
     new = _new_texts(spec, tokenizer)
@@ -81,11 +81,7 @@ def open_tokens(
 
 
 def check_one_device(weights: str, mesh: bool) -> None:
-    """Checks that a model can have rows of single tokens where its weights are.
-
-    Args:
-      weights: `Pretrained.weights`.
-      mesh: whether the model is on a mesh.
+    """Checks that rows of single tokens can be trained where a model's weights are.
 
     Raises:
       InputError: if it is on a mesh, or its weights are streamed.
@@ -112,7 +108,7 @@ def _check_model(config: ModelConfig) -> None:
 
 
 def _new_texts(spec: TrainedTokens, tokenizer: Tokenizer | None) -> list[str]:
-    """Returns the texts that are no token of the tokenizer yet."""
+    """Returns the texts that are not tokens of the tokenizer yet."""
     texts = [token for token in spec.tokens if isinstance(token, str)]
     if texts and tokenizer is None:
         raise InputError(
@@ -128,7 +124,7 @@ def _find_ids(
     """Returns the id of each token.
 
     Raises:
-      InputError: if a text is no token, or one is named twice.
+      InputError: if a text is not a token, or one is named twice.
     """
     ids: list[int] = []
     for token in tokens:
@@ -150,10 +146,10 @@ def _find_ids(
 
 
 def _check_beyond(ids: Sequence[int], rows: int, size: int) -> None:
-    """Checks that all tokens behind the table have a trained row.
+    """Checks that all tokens beyond the table have a trained row.
 
     Raises:
-      InputError: with the first that has not.
+      InputError: names the first one without.
     """
     missing = next((id for id in range(rows, size) if id not in ids), None)
     if missing is not None:
@@ -171,7 +167,7 @@ def _head_ids(
     ids: Sequence[int],
     added: Sequence[int],
 ) -> list[int]:
-    """Returns the tokens with a row of a head of its own."""
+    """Returns the tokens with a row in an untied head."""
     if config.tied_head:
         if spec.head is not None:
             raise InputError(
@@ -203,7 +199,7 @@ def _initial_rows(
     recipes: Mapping[str, Recipe],
     stored: Mapping[str, StoredTensor],
 ) -> Float[jnp.ndarray, "n D"]:
-    """Returns a table's rows of tokens, and its mean for new ones."""
+    """Returns a table's rows for tokens, and its mean for new ones."""
     table = StoredTable(
         path, (config.vocabulary_size, config.width), recipes[path], stored
     )

@@ -1,4 +1,4 @@
-"""Opens what a run trains of a model's tables: rows of tokens, and a class head."""
+"""Opens the trained parts of a model's tables: rows of tokens, and a class head."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ from prompt_tuning.settings.pretrained import Pretrained
 def open_tuned(
     source: Pretrained, head: ClassHead | None
 ) -> tuple[ModelConfig, dict[str, Recipe], dict[str, StoredTensor]]:
-    """Opens a checkpoint, and only the part of it that a head of tokens reads."""
+    """Opens a checkpoint; for a token head only the part that it reads."""
     config, recipes, stored = open_checkpoint(source)
     if head is None or head.problem != "tokens" or as_tagger(config) is config:
         return config, recipes, stored
@@ -50,8 +50,8 @@ def open_rows(
       on_mesh: whether the model is on a mesh.
 
     Returns:
-      the model's config and tokenizer with new tokens and classes, and the prompts
-        with the rows.
+      the model's config and tokenizer with new tokens and classes, and the prompts with
+      the rows.
 
     Raises:
       InputError: if the model cannot have them.

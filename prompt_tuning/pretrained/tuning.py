@@ -44,15 +44,15 @@ from prompt_tuning.settings.trained_tokens import TrainedTokens
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tuning:
-    """The prompts and adapters of a frozen model.
+    """Prompts and adapters of a frozen model.
 
     Attributes:
-      prompt: prompt of a decoder-only model, or of the encoder of an encoder-decoder.
-      prompting: position and visibility of that prompt; as a prefix if None.
-      decoder_prompt: prompt of the decoder of an encoder-decoder.
+      prompt: prompt of a decoder-only model, or of an encoder-decoder's encoder.
+      prompting: position and visibility of that prompt; None puts it first.
+      decoder_prompt: prompt of an encoder-decoder's decoder.
       decoder_prompting: position and visibility of the decoder's prompt.
-      adapters: adapters of projections, the tokens whose rows are trained, and the
-        class head.
+      adapters: adapters of projections, the tokens with trained rows, and the class
+        head.
     """
 
     prompt: PromptFactory | None = None
@@ -102,13 +102,13 @@ class Tuning:
 
     @property
     def tokens(self) -> TrainedTokens | None:
-        """The tokens whose rows are trained; None for none."""
+        """Tokens with trained rows, or None."""
         found = (x for x in self.adapters if isinstance(x, TrainedTokens))
         return next(found, None)
 
     @property
     def class_head(self) -> ClassHead | None:
-        """The class head; None for none."""
+        """The class head, or None."""
         found = (x for x in self.adapters if isinstance(x, ClassHead))
         return next(found, None)
 
@@ -153,12 +153,12 @@ class PromptPair:
     """The prompt modules of a `Tuning`.
 
     Attributes:
-      prompt: prompt of a decoder-only model, or of the encoder of an encoder-decoder.
-      decoder_prompt: prompt of the decoder of an encoder-decoder.
-      prefix_start: what the values of `prompt` are computed from; None if it starts as
-        it is.
+      prompt: prompt of a decoder-only model, or of an encoder-decoder's encoder.
+      decoder_prompt: prompt of an encoder-decoder's decoder.
+      prefix_start: what to compute the values of `prompt` from; None if it starts as it
+        is.
       tokens: trained rows of single tokens.
-      classes: trained head of classes.
+      classes: trained class head.
     """
 
     prompt: PromptModule | None = None
@@ -169,7 +169,7 @@ class PromptPair:
 
     @property
     def prompts(self) -> list[PromptModule]:
-        """The prompts that there are, first the encoder's."""
+        """The existing prompts, the encoder's first."""
         pair = (self.prompt, self.decoder_prompt)
         return [prompt for prompt in pair if prompt is not None]
 
@@ -180,14 +180,14 @@ class PromptPair:
 
     @property
     def length(self) -> int:
-        """Vectors or positions `P` of `prompt`; 0 without one."""
+        """Number of vectors or positions `P` of `prompt`; 0 without one."""
         return 0 if self.prompt is None else self.prompt.length
 
     def check_positions(self, config: ModelConfig) -> None:
         """Checks that a model has positions for more than the prompt.
 
         Raises:
-          InputError: if it has not.
+          InputError: if not.
         """
         positions = config.maximum_positions
         if positions is not None and self.length >= positions:
@@ -203,16 +203,16 @@ class PromptPair:
 
     @property
     def decoder_length(self) -> int:
-        """Vectors or positions of `decoder_prompt`; 0 without one."""
+        """Number of vectors or positions of `decoder_prompt`; 0 without one."""
         return 0 if self.decoder_prompt is None else self.decoder_prompt.length
 
     def frozen_slots(self, architecture: str) -> dict[str, int]:
-        """Number of first slots of prefixes that are not trained, by path."""
+        """Returns how many of each prefix's first slots are frozen, by path."""
         prompts = self._by_path(architecture)
         return {p: x.frozen_slots for p, x in prompts.items() if x.frozen_slots}
 
     def balls(self, architecture: str) -> dict[str, Ball]:
-        """Where training may move vectors that it may not move anywhere, by path."""
+        """Regions that training must keep vectors in, by path."""
         balls = {p: x.ball for p, x in self._by_path(architecture).items()}
         return {path: ball for path, ball in balls.items() if ball is not None}
 
@@ -296,7 +296,7 @@ def rebuild_tuning(
 def _rebuild_classes(
     adapter: Adapter, config: ModelConfig
 ) -> list[TrainedTokens | ClassHead]:
-    """Returns the class head of an adapter's rows, which have no names themselves."""
+    """Returns the class head for an adapter's rows, which carry no names."""
     if CLASSES_PATH not in adapter.parameters:
         return []
     count = len(adapter.parameters[CLASSES_PATH])

@@ -35,7 +35,7 @@ def check_location(
     on_mesh: bool,
     policies: Iterable[Rematerialization | None],
 ) -> None:
-    """Checks that the other settings permit a location.
+    """Checks that the other settings permit a location of weights.
 
     Args:
       weights: `Pretrained.weights`.
@@ -44,7 +44,7 @@ def check_location(
       policies: rematerialization of each stack.
 
     Raises:
-      InputError: with the setting to change.
+      InputError: names the setting to change.
     """
     if trained_weights == HOST and weights != STREAMED:
         raise InputError(
@@ -92,15 +92,15 @@ def check_by_layer(weights: str, config: ModelConfig) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class WeightStorage:
-    """The weights that the device does not hold.
+    """Weights that are not kept on the device.
 
     Attributes:
       streamed: weights that stay in their file, by path.
       pinned: paths of the weights in the host's pinned memory.
       trained: trained weights in host memory, as NumPy arrays; for each path, whether
         it is stacked over layers.
-      slices: number of slices that the layers of a stack are read in; None for one
-        layer at a time.
+      slices: how many slices a stack's layers are read in; None for one layer at a
+        time.
     """
 
     streamed: Mapping[str, LayeredWeight] = dataclasses.field(default_factory=dict)
@@ -110,19 +110,16 @@ class WeightStorage:
 
     @property
     def by_layer(self) -> bool:
-        """Whether Python walks over the layers and brings each one to the device."""
+        """Whether Python loops over the layers and brings each one to the device."""
         return bool(self.streamed or self.trained)
 
     @classmethod
     def create(
         cls, weights: str, graph: nnx.GraphDef, plan: RestorePlan
     ) -> "WeightStorage":
-        """Returns the storage of the weights of blocks that a checkpoint has.
+        """Creates the storage of a checkpoint's weights of blocks.
 
-        Args:
-          weights: `Pretrained.weights`.
-          graph: the model's structure.
-          plan: restore plan of the model.
+        `weights` is `Pretrained.weights`.
         """
         if weights == DEVICE:
             return cls()
@@ -149,7 +146,7 @@ class WeightStorage:
         )
 
     def on_mesh(self, placement: Placement) -> "WeightStorage":
-        """Returns the storage of weights that each device streams its shard of."""
+        """Returns the storage of which each device streams its shard."""
         streamed = {}
         for path, weight in self.streamed.items():
             sharding = placement.shardings[path]
@@ -166,13 +163,13 @@ class WeightStorage:
         return self.without_trained(trained)
 
     def reader(self) -> LayerReader:
-        """Returns what brings the layers to the device in a training step."""
+        """Returns the reader that brings layers to the device in a training step."""
         return LayerReader(slices=self.slices)
 
     def with_trained(
         self, trained: Iterable[str], plan: RestorePlan
     ) -> "WeightStorage":
-        """Returns the storage with trained weights of the checkpoint in host memory."""
+        """Returns the storage with the checkpoint's trained weights in host memory."""
         here = {p: p in self.streamed for p in trained if p in plan.restored}
         streamed = {p: x for p, x in self.streamed.items() if p not in here}
         return dataclasses.replace(self, streamed=streamed, trained=here)
@@ -213,11 +210,10 @@ class WeightStorage:
     def reject_streamed(self, action: str) -> None:
         """Rejects an action that reads the weights too often to stream them.
 
-        Args:
-          action: the action, as the first clause of the message.
+        The message begins with `action`, a clause.
 
         Raises:
-          InputError: if some weights are streamed.
+          InputError: if any weights are streamed.
         """
         if self.by_layer:
             raise InputError(
