@@ -34,7 +34,7 @@ def _add_completers(command: str, parser: argparse.ArgumentParser) -> None:
         names["loss"] = lambda _: choices_of("loss")
     for action in options_of(parser):
         if action.dest in names:
-            # argcomplete reads this attribute, and passes more by name.
+            # argcomplete reads this attribute, and passes additional arguments by name.
             setattr(action, "completer", _completer(names[action.dest]))  # noqa: B010
 
 

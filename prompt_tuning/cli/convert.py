@@ -12,7 +12,7 @@ from prompt_tuning.core.errors import InputError
 if TYPE_CHECKING:
     from prompt_tuning.tuned.adapter_conversion import ConversionSource
 
-HELP = "write a tuned prompt or adapter in another form, or read PEFT's"
+HELP = "convert a tuned prompt or adapter to another form, or from PEFT"
 USES_JAX = True
 SEVERAL_PROCESSES = False
 WRITTEN = "peft", "checkpoint", "npy", "safetensors", "int8", "t5x", "t5x_model"
@@ -33,8 +33,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "target",
         type=Path,
         metavar="TARGET",
-        help="what to write; prompt_kv is the file of a prompt's keys and values "
-        "next to SOURCE, where serve and chat read them",
+        help="what to write; prompt_kv stores a prompt's keys and values next to "
+        "SOURCE, where serve and chat find them",
     )
     parser.add_argument(
         "--to",
@@ -49,7 +49,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--merge",
         action="store_true",
         help="write the frozen model, as a Hugging Face folder, with LoRA and IA3 "
-        "multiplied into its weights",
+        "merged into its weights",
     )
     parser.add_argument(
         "--base_model",
@@ -66,7 +66,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--only",
         action="append",
         metavar="KIND",
-        help="the kind to write, of a run with several, such as LORA; may be repeated",
+        help="kind to write if a run has several, e.g. LORA; may be repeated",
     )
     parser.add_argument(
         "--variable",

@@ -69,9 +69,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--memory",
         action="store_true",
-        help="compare the memory of a run of `remember` with its document: the answers "
-        "to held-out rows behind nothing, the memory, all of it, and as many tokens as "
-        "the memory has slots: the first ones, retrieved ones, or a summary",
+        help="compare the memory of a `remember` run with its document: answers to "
+        "held-out rows with no context, with the memory, with the whole document, and "
+        "with as many of its tokens as the memory has slots (the first ones, "
+        "retrieved ones, or a summary)",
     )
     parser.add_argument(
         "--predictions",

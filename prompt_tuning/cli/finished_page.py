@@ -18,8 +18,7 @@ def add_page_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no_report",
         action="store_true",
-        help=f"don't write {REPORT_FILE}, the page of curves and checks that is made "
-        "from the log at the end",
+        help=f"do not write {REPORT_FILE}, a page of curves and checks, at the end",
     )
 
 

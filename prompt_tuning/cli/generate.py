@@ -65,7 +65,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         metavar="TEXT",
         help="texts to continue; if none is given, the lines of standard input, or "
-        "texts typed at a terminal, each answered at once",
+        "texts typed at a terminal, which are answered one by one",
     )
     parser.add_argument(
         "--chat",
@@ -81,7 +81,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json",
         action="store_true",
-        help="print an object for each text, on a line: input, output, finish_reason "
+        help="print one JSON object per text and line: input, output, finish_reason "
         "(stop or length), input_tokens and output_tokens",
     )
     add_line_options(parser)
@@ -89,15 +89,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--new_tokens",
         type=numeric(PositiveInteger),
         metavar="N",
-        help="maximum number of new tokens (default: 64; of an answer 256, or half of "
-        "the model's positions)",
+        help="maximum number of new tokens (default: 64; for an answer 256, or half "
+        "of the model's positions)",
     )
     parser.add_argument(
         "--batch_size",
         type=numeric(RowCount),
         default=32,
         metavar="N",
-        help="texts continued at once",
+        help="texts that run together",
     )
     parser.add_argument(
         "--prompt_id",

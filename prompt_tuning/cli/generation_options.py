@@ -42,7 +42,7 @@ def add_line_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--force",
         action="store_true",
-        help="start the output anew, and replace an existing file",
+        help="start the output over, replacing an existing file",
     )
 
 
@@ -52,16 +52,16 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--use_adapter",
         metavar="NAME",
-        help="adapter of texts and of lines that name none; also trained, what the run "
-        "trained, and base, the model alone (default: the only --adapter; without one, "
-        "or with several, trained if there is something)",
+        help="adapter for texts, and for lines that name none: the name of an "
+        "--adapter, trained (what the run trained) or base (the model alone) "
+        "(default: the only --adapter, else trained if it exists)",
     )
     group = parser.add_argument_group("results")
     numbers = {
         "n": (
             SampleCount,
             "N",
-            "number of samples of a text, or of beams returned",
+            "number of samples per text, or of beams to return",
         ),
         "logprobs": (
             LogprobCount,
@@ -71,7 +71,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         "beams": (
             BeamCount,
             "N",
-            "search the most probable text with N beams",
+            "find the most probable text by beam search with N beams",
         ),
         "length_penalty": (
             LengthPenalty,

@@ -115,7 +115,7 @@ def _run(
         return _print_problem(options, problem, 2)
     except (NotFiniteError, StorageError) as problem:
         return _print_problem(options, problem, 1)
-    # The machine causes these errors, wherever a command meets them.
+    # The machine causes these errors, whichever command meets them.
     except OSError as problem:
         if isinstance(problem, BrokenPipeError) and is_output_closed():
             raise

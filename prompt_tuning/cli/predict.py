@@ -83,8 +83,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--batch_size",
         type=numeric(RowCount),
         metavar="N",
-        help="rows computed at once; there is a row for each input and label "
-        "(default: the batch size of the run's data)",
+        help="rows per batch; there is a row for each input and label (default: the "
+        "batch size of the run's data)",
     )
     parser.add_argument(
         "--prompt_id",
@@ -120,7 +120,7 @@ def run(options: argparse.Namespace) -> int:
             "--new_tokens is for generated text, but the run has labels: leave it out, "
             "or use prompt-tuning generate"
         )
-    # Process 0 sends what it reads to the others as JSON.
+    # Process 0 sends its input to the other processes as JSON.
     read = run_on_first(lambda: _read_inputs(options, source))
     lines = [JsonLine(Path(path), number, content) for path, number, content in read]
     check_processes(options, run)

@@ -23,17 +23,18 @@ from prompt_tuning.core.number_ranges import (
     PositiveInteger,
 )
 
-HELP = "train a key/value prefix that stands for a document"
+HELP = "train a key/value prefix that replaces a document"
 HEADING = "Tune"
 USES_JAX = True
 SEVERAL_PROCESSES = False
 RESUMES = True
 DESCRIPTION = (
-    "Trains a key/value prefix behind which the frozen model answers about as it does "
-    "after the whole document. Rows to learn from are passages of the document and "
-    "what the model itself writes behind it. Writes a run directory for `generate "
-    "--run`, a comparison with the document itself (memory.json), and a PEFT folder "
-    "of type CARTRIDGE (peft). If the command is interrupted, the same command goes on."
+    "Trains a key/value prefix with which the frozen model answers about as it does "
+    "after reading the whole document. It learns from passages of the document and "
+    "from text that the model itself writes about it. Writes a run directory for "
+    "`generate --run`, a comparison with the document itself (memory.json), and a PEFT "
+    "folder of type CARTRIDGE (peft). If the command is interrupted, the same command "
+    "resumes it."
 )
 PICTURE = "memories.png"
 
@@ -65,16 +66,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--start",
         choices=("matching", "chunks", "first"),
-        help="where the slots start: by attention matching (default), at windows "
-        "spread over the document, or at its first tokens",
+        help="initial slots: from attention matching (default), from windows spread "
+        "over the document, or from its first tokens",
     )
     parser.add_argument(
         "--slots",
         nargs="+",
         type=numeric(AxisLength),
         metavar="N",
-        help="number of slots of the prefix (default: 128); of several numbers each "
-        "becomes a memory of its own, DIR/slots_N, from the same rows, and a picture "
+        help="number of slots of the prefix (default: 128); several numbers give a "
+        "memory each, in DIR/slots_N and from the same rows, and a picture that "
         "compares them",
     )
     parser.add_argument(
@@ -89,8 +90,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         dest="start_from",
         type=Path,
         metavar="DIR",
-        help="a memory of the document as it was before it changed: rows are written "
-        "about what is new, and old rows check that old answers hold",
+        help="memory of an earlier version of the document: new rows are only about "
+        "what changed, and old rows check that old answers still hold",
     )
     add_numbers(parser, NUMBERS)
 

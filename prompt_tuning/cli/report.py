@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from prompt_tuning.report.measurement import Measurement
     from prompt_tuning.report.recorded_run import RecordedRun
 
-HELP = "write a page that says whether runs have worked, and why"
+HELP = "write a page that tells whether runs worked, and why"
 HEADING = "Evaluate and use"
 USES_JAX = True
 SEVERAL_PROCESSES = False
@@ -41,8 +41,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--recorded",
         action="store_true",
-        help="show only what the run directories hold: the models are not opened, and "
-        "nothing is compared with no prompt",
+        help="show only what is in the run directories: models are not opened, and "
+        "nothing is compared with using no prompt",
     )
     parser.add_argument(
         "--text_prompt",

@@ -26,28 +26,28 @@ VALUES = {
     "temperature": (
         Temperature,
         "T",
-        "temperature of sampling; 0 is greedy (default: 0.0)",
+        "sampling temperature; 0 is greedy (default: 0.0)",
     ),
     "top_k": (
         PositiveInteger,
         "K",
-        "draw from the K most probable tokens only",
+        "sample only from the K most probable tokens",
     ),
     "top_p": (
         PositiveShare,
         "P",
-        "draw only from the most probable tokens that together have probability P",
+        "sample only from the most probable tokens with a total probability of P",
     ),
     "min_p": (
         Share,
         "P",
-        "draw only tokens at least P times as probable as the most probable one",
+        "sample only tokens at least P times as probable as the most probable one",
     ),
     "repetition_penalty": (
         PositiveFactor,
         "X",
-        "divide the positive scores of tokens that occurred by X, and multiply the "
-        "negative ones",
+        "divide positive scores of tokens that occurred by X, and multiply negative "
+        "ones",
     ),
     "presence_penalty": (
         Penalty,
@@ -66,13 +66,13 @@ VALUES = {
         "add X to the score of the token with this id",
     ),
     "forbidden": (token_ids, "ID,...", "never choose tokens with these ids"),
-    "forced": (token_ids, "ID,...", "begin with the tokens of these ids"),
+    "forced": (token_ids, "ID,...", "start with the tokens with these ids"),
     "minimum_new_tokens": (
         NonnegativeInteger,
         "N",
-        "choose no end before N new tokens (default: 0)",
+        "do not end before N new tokens (default: 0)",
     ),
-    "ends": (token_ids, "ID,...", "end also at tokens with these ids"),
+    "ends": (token_ids, "ID,...", "also end at tokens with these ids"),
     "regex": (str, "REGEX", "write a text that matches this regular expression"),
     "json_schema": (str, "FILE", "write JSON that matches the schema in this file"),
     "grammar": (str, "FILE", "write a text of the Lark grammar in this file"),

@@ -60,7 +60,7 @@ def read_run(
         contradicts the prompt.
     """
     prompts = getattr(options, "prompts", None) or [getattr(options, "prompt", None)]
-    # Before the run, whose config remains the one in use.
+    # Before the run, because the last config that is read stays in use.
     settings = [AdapterTextSettings.read(path) for path in prompts if path is not None]
     run = _read_run(
         options, bindings, directory, trains=trains, allow_unused=allow_unused

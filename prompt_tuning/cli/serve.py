@@ -72,13 +72,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--api_key",
         metavar="KEY",
         help="key that clients must send; other users of this machine can read it "
-        f"here, and not in the environment variable {KEY_VARIABLE}",
+        f"here, but not in the environment variable {KEY_VARIABLE}",
     )
     parser.add_argument(
         "--api_key_file",
         type=Path,
         metavar="FILE",
-        help="file with keys, one a line, of which clients must send one",
+        help="file with one key per line; clients must send one of them",
     )
     parser.add_argument(
         "--allowed_origins",
@@ -104,7 +104,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--allow_loading",
         type=Path,
         metavar="DIRECTORY",
-        help="let clients load adapters from below this directory, and unload adapters",
+        help="let clients load adapters from this directory, and unload adapters",
     )
     add_run_options(parser, GENERATES)
 
@@ -116,7 +116,8 @@ def _add_sizes(parser: argparse.ArgumentParser) -> None:
         "slots": (
             RowCount,
             16,
-            "rows that are continued together; one of 16 has at most 32 new tokens",
+            "rows that run together; one slot in 16 is reserved for rows of at most 32 "
+            "new tokens",
         ),
         "length": (
             PositiveInteger,
@@ -127,7 +128,7 @@ def _add_sizes(parser: argparse.ArgumentParser) -> None:
         "queue": (
             NonnegativeInteger,
             64,
-            "rows that may wait for a slot; others are refused (429)",
+            "rows that may wait for a slot; more are refused (429)",
         ),
         "samples": (SampleCount, 16, "maximum of n, the samples of a request"),
     }
@@ -263,7 +264,7 @@ def run(options: argparse.Namespace) -> int:
             server.run(sockets=[opened])
     code = 1 if application.thread.failed else 0
     if application.busy:
-        # Python would wait for its threads, which may compile for long.
+        # Python would wait for its threads, which may compile for a long time.
         os._exit(code)
     return code
 

@@ -67,8 +67,8 @@ def add_imports_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--allow_gin_imports",
         action="store_true",
-        help="let the config import Python modules, for factories of your own; this "
-        "runs their code, so give it only for configs that you trust as you trust a "
+        help="let the config import Python modules, e.g. with your own factories; "
+        "this runs their code, so use it only with configs that you trust like a "
         "program",
     )
 

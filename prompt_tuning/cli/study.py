@@ -27,10 +27,10 @@ RESUMES = True
 DESCRIPTION = (
     "Cuts documents into chunks, and lets the frozen model write rows about each: "
     "conversations if it has a chat template (it asks and answers), or else passages, "
-    "lines and continuations. All rows of a chunk share its keys and values. "
-    "`train --loss own_context_distillation` learns from them, each with its chunk as "
-    "the context of the teacher. If the command is interrupted, the same command goes "
-    "on with the same bits."
+    "lines and continuations. All rows of a chunk share its keys and values. `train "
+    "--loss own_context_distillation` learns from them, each with its chunk as the "
+    "context of the teacher. If the command is interrupted, the same command resumes "
+    "it and writes the same bits."
 )
 NUMBERS: dict[str, Number] = {
     "rows": (PositiveInteger, 1024, "number of rows to learn from"),
@@ -75,8 +75,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         metavar="KIND",
         help="kinds of rows: structure, summary, question, use and creative for a "
-        "model that can chat, or passage, line and continuation (default: all of "
-        "either)",
+        "model with a chat template, or passage, line and continuation (default: all "
+        "of either)",
     )
     add_numbers(parser, NUMBERS)
 

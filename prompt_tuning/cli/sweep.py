@@ -57,8 +57,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--at_once",
         type=numeric(PositiveInteger),
         metavar="N",
-        help="members whose gradients are computed at once, group after group "
-        "(default: all on an accelerator, and on a CPU as many as its caches hold)",
+        help="members that compute gradients together, group by group (default: all "
+        "on an accelerator; on a CPU, as many as fit in its caches)",
     )
     parser.add_argument(
         "--vary",
@@ -147,7 +147,8 @@ def train_members(
     variations = _variations(options)
     name = _read_member(options, variations[0]).directory
     members = [Path(name, variation.name) for variation in variations if name]
-    # Held from here on, so that a second command is refused before it reads the model.
+    # Hold the directory from here on: a second command is refused before it reads the
+    # model.
     with hold_run(name, *members):
         sweep = prepare(options)
         next_command = NextCommand.of(sweep.run)

@@ -39,22 +39,22 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--run",
         metavar="DIRECTORY",
-        help="continue the run in this directory with its config; further options, "
-        "such as more --steps, change what does not affect what it has learned",
+        help="continue the run in this directory with its config; other options, e.g. "
+        "more --steps, may change only what does not affect what it has learned",
     )
     parser.add_argument(
         "--profile",
         metavar="DIR",
         type=Path,
-        help="write a trace of three steps, the third to the fifth, into this folder; "
-        "TensorBoard and Perfetto show it",
+        help="write a trace of steps 3 to 5 to this folder, for TensorBoard or "
+        "Perfetto",
     )
     add_page_option(parser)
     parser.add_argument(
         "--budget",
         type=duration,
         metavar="TIME",
-        help="time that --method auto tries methods for, such as 90s, 5m or 1h "
+        help="time limit for trying methods with --method auto, e.g. 90s, 5m or 1h "
         "(default: 5m)",
     )
     add_print_config_option(parser)
@@ -116,11 +116,12 @@ def _run_method(options: argparse.Namespace, console: "Console") -> int:
     if options.dry_run:
         _print_plan(console, run)
         return 0
-    # Held from here on, so that a second command is refused before it reads the model.
+    # Hold the directory from here on: a second command is refused before it reads the
+    # model.
     with hold_run(run.directory):
         run_on_first(lambda: check_resumable(run, operative_config.complete_config()))
         trainer = open_run(run)
-        # Now, because the data's files may be gone when training ends.
+        # Now, because the data files may be gone when training ends.
         next_command = NextCommand.of(run)
         print_lines(console, trainer.report(), *report_idle_devices(run))
         outcome = train_held(

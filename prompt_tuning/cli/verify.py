@@ -8,7 +8,7 @@ from prompt_tuning.cli.run_options import find_run_directory
 from prompt_tuning.cli.shared_options import refuse_bindings
 from prompt_tuning.core.number_ranges import PositiveInteger
 
-HELP = "make a run again, and say whether the bits are the same"
+HELP = "repeat a run, and tell whether the bits are the same"
 HEADING = "Evaluate and use"
 USES_JAX = True
 SEVERAL_PROCESSES = False

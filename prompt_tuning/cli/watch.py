@@ -48,12 +48,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=numeric(PositiveNumber),
         default=2.0,
         metavar="SECONDS",
-        help="seconds between two looks at the run",
+        help="seconds between updates",
     )
     parser.add_argument(
         "--once",
         action="store_true",
-        help="show the run as it is and end; the same if the output is no terminal",
+        help="show the current state and exit; always so if the output is not a "
+        "terminal",
     )
 
 
@@ -188,7 +189,7 @@ def _newest_answers(directory: Path) -> list[dict[str, Any]]:
         lines = opened.read().splitlines(keepends=True)
     answers = []
     for line in lines:
-        # The first line may begin before the tail, and the last one may be in writing.
+        # The first line may start before the tail, and the last one may be incomplete.
         try:
             content = json.loads(line) if line.endswith(b"\n") else None
         except ValueError:

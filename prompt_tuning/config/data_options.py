@@ -14,7 +14,7 @@ DATA_OPTIONS = in_group(
     ),
     FlatOption(
         "eval",
-        "held-out data, in the same forms",
+        "held-out data: files (jsonl, json, csv, tsv, parquet, HDF5), globs or folders",
         "evaluation/DataSource.files",
         kind=list,
         macro="EVALUATION_FILES",
@@ -23,15 +23,15 @@ DATA_OPTIONS = in_group(
     ),
     FlatOption(
         "format",
-        "form of the lines; auto recognizes it by the keys",
+        "format of the lines; auto recognizes it by their keys",
         "DataSource.format",
     ),
     FlatOption(
-        "chat", "put pairs into the model's chat template too", "DataSource.chat"
+        "chat", "render pairs with the model's chat template, too", "DataSource.chat"
     ),
     FlatOption(
         "chat_template",
-        "file of another chat template",
+        "file with a chat template to use instead",
         "DataSource.chat_template",
         metavar="FILE",
     ),
@@ -50,9 +50,8 @@ DATA_OPTIONS = in_group(
     ),
     FlatOption(
         "turns",
-        "learn all answers of a conversation in one example (together), or each in an "
-        "example of its own (apart); auto: together where the chat template only "
-        "appends to what it wrote",
+        "learn all answers of a conversation in one example (together), or each in its "
+        "own (apart); auto: together if the chat template only ever appends text",
         "DataSource.turns",
     ),
     FlatOption(
@@ -69,14 +68,14 @@ DATA_OPTIONS = in_group(
     ),
     FlatOption(
         "joiner",
-        "text to insert between an input and the text to learn, such as one space",
+        "text between an input and the text to learn, e.g. a space",
         "DataSource.joiner",
         metavar="TEXT",
     ),
     FlatOption(
         "template",
-        "prompt of each example as text, keys and vectors, such as "
-        "'{soft:20} Review: {text} Mood:'",
+        "template of each prompt with text, keys and vectors, e.g. '{soft:20} Review: "
+        "{text} Mood:'",
         "DataSource.template",
         macro="TEMPLATE",
     ),
@@ -89,25 +88,25 @@ DATA_OPTIONS = in_group(
     ),
     FlatOption(
         "on_too_long",
-        "examples longer than the model's positions: stop, leave them out, or remove "
-        "their beginning (truncate) or their end",
+        "what to do with examples longer than the model's positions: stop, skip them, "
+        "or cut their beginning (truncate, truncate_left) or their end",
         "DataSource.on_too_long",
     ),
     FlatOption(
         "use_token_type_ids",
         "learn by token types, and refuse data without them; if not given, types are "
-        "used where the data has them, and else every token is learned",
+        "used if the data has them, else every token is learned",
         "DataSource.use_token_type_ids",
     ),
     FlatOption(
         "prompt_loss_weight",
-        "loss weight of prompt tokens (type 0), relative to those of completions",
+        "loss weight of prompt tokens (type 0) relative to completion tokens",
         "DataSource.prompt_loss_weight",
         metavar="WEIGHT",
     ),
     FlatOption(
         "on_nothing_learned",
-        "rows without a learned token: stop, or leave them out and count them",
+        "what to do with rows without a learned token: stop, or skip and count them",
         "DataSource.on_nothing_learned",
     ),
     FlatOption(

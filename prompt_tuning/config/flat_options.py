@@ -48,33 +48,33 @@ MODEL_OPTIONS = in_group(
     ),
     FlatOption(
         "parameter_dtype",
-        "type that the frozen weights are stored in",
+        "dtype of the frozen weights",
         "Pretrained.parameter_dtype",
         choices=PARAMETER_DTYPES,
-        default="float32, or the quantized folder's own",
+        default="float32, or as published if already quantized",
     ),
     FlatOption(
         "quantization_group",
-        "number of inputs that share a scale in weights of type int4 and nf4",
+        "number of inputs that share a scale in int4 and nf4 weights",
         "Pretrained.quantization_group",
         default=64,
     ),
     FlatOption(
         "quantized_tables",
-        "store the embedding table and the output head in int8, int4 or nf4 too",
+        "quantize the embedding table and the output head, too",
         "Pretrained.quantized_tables",
         kind=bool,
     ),
     FlatOption(
         "compute_dtype",
-        "type of activations",
+        "dtype of activations",
         "Pretrained.compute_dtype",
         choices=DTYPES,
     ),
     FlatOption(
         "attention",
-        "how attention is computed: with a fused kernel of the GPU, without one, or "
-        "with one where it can be used",
+        "attention kernel: flash is the GPU's fused kernel, reference uses none, auto "
+        "uses flash where possible",
         "Pretrained.attention",
     ),
 )
@@ -103,8 +103,8 @@ METHOD_OPTIONS = in_group(
     *LORA_OPTIONS,
     FlatOption(
         ADDED,
-        "texts of tokens whose rows of the embedding table are trained too, with any "
-        "method; a text that is no token yet is added to the tokenizer",
+        "tokens whose embedding rows are trained, too, with any method; a text that is "
+        "not yet a token is added to the tokenizer",
         "TrainedTokens.tokens",
         kind=list,
         macro="ADDED_TOKENS",
@@ -112,7 +112,7 @@ METHOD_OPTIONS = in_group(
     ),
     FlatOption(
         HEAD,
-        "train a head that scores the --labels by the last state of a prompt, the "
+        "train a head that scores the --labels from the last state of a prompt, the "
         "first (encoders), or the mean of its states, with any method; the model then "
         "generates no text",
         "ClassHead.pooling",
@@ -120,27 +120,26 @@ METHOD_OPTIONS = in_group(
     ),
     FlatOption(
         PROBLEM,
-        "what a head decides: one of the --labels, any of them, a number, or one of "
-        "them for each word (default: single_label)",
+        "what a head predicts: one of the --labels, any number of them, a number, or "
+        "one label per word (default: single_label)",
         "ClassHead.problem",
         choices=get_args(ClassProblem),
     ),
     FlatOption(
         "prompt_text",
-        "text of the methods text, text_prefix, memory and wayward",
+        "text for the methods text, text_prefix, memory and wayward",
         macro="PROMPT_TEXT",
         metavar="TEXT",
     ),
     FlatOption(
         "prompt_examples",
-        "file with a prompt and its completion as JSON in each line, which the method "
-        "cpt starts from",
+        "jsonl file of prompts and completions that the method cpt starts from",
         macro="PROMPT_EXAMPLES",
         metavar="FILE",
     ),
     FlatOption(
         "prompt_file",
-        "NumPy file, run directory or PEFT folder of the method file",
+        "NumPy file, run directory or PEFT folder for the method file",
         macro="PROMPT_FILE",
         metavar="PATH",
     ),
@@ -158,7 +157,7 @@ METHOD_OPTIONS = in_group(
     ),
     FlatOption(
         "task_features",
-        "columns of each task of multitask_concat_features",
+        "columns per task of multitask_concat_features",
         kind=number_ranges.AxisLength,
         macro="TASK_FEATURES",
     ),
@@ -176,21 +175,23 @@ TRAINING_OPTIONS = in_group(
     FlatOption("optimizer", "optimizer", default="the method's"),
     FlatOption(
         "schedule",
-        "learning rate over the run: constant, or after a short warm-up linear or "
-        "cosine (a decay to 5 %%) or rsqrt (with the inverse root of the step)",
+        "learning rate over the run: constant, or after a short warm-up linear, cosine "
+        "(a decay to 5 %%) or rsqrt (the inverse square root of the step)",
         default="constant",
     ),
     FlatOption("steps", "optimizer steps of the whole run", "Run.steps", macro="STEPS"),
     FlatOption(
         "epochs",
-        "how often each example is read, instead of --steps; rounded up to whole steps",
+        "passes over the data, instead of --steps; rounded up to whole steps",
         kind=number_ranges.PositiveNumber,
     ),
     FlatOption(
-        "batch_size", "examples of a batch", "DataSource.batch_size", macro="BATCH_SIZE"
+        "batch_size", "examples per batch", "DataSource.batch_size", macro="BATCH_SIZE"
     ),
     FlatOption(
-        "accumulate", "batches whose gradients are summed for a step", "Run.accumulate"
+        "accumulate",
+        "number of batches to sum gradients over in each step",
+        "Run.accumulate",
     ),
     FlatOption(
         "loss",
@@ -200,21 +201,21 @@ TRAINING_OPTIONS = in_group(
     ),
     FlatOption(
         "context",
-        "text that a distillation puts into the prompt",
+        "text to distill into the prompt",
         "ContextDistillation.context",
         macro="CONTEXT",
         metavar="TEXT",
     ),
     FlatOption(
         "context_key",
-        "key of the text that a distillation's teacher reads before each record",
+        "key of the context that a distillation's teacher reads before each record",
         "ContextDistillation.context_key",
         macro="CONTEXT_KEY",
         metavar="KEY",
     ),
     FlatOption(
         "contexts",
-        "jsonl file of texts, whose numbers are under the context_key",
+        "jsonl file of contexts, which the context_key names by number",
         "ContextDistillation.contexts",
         kind=str,
         macro="CONTEXTS",
@@ -230,24 +231,25 @@ TRAINING_OPTIONS = in_group(
     ),
     FlatOption(
         "beta",
-        "strength of a preference: the pull towards the frozen model of dpo, kto and "
-        "losses that learn from rewards, the weight of orpo's odds ratio, simpo's "
-        "factor; in a distillation the teacher's weight of the divergence jsd",
+        "strength of a preference: the pull towards the frozen model in dpo, kto and "
+        "losses that learn from rewards, the weight of the odds ratio in orpo, the "
+        "factor in simpo; in a distillation, the teacher's weight in the divergence "
+        "jsd",
         kind=number_ranges.NonnegativeNumber,
         macro="BETA",
         default="0.1; 2 for simpo; 0 with rewards; 0.5 for jsd",
     ),
     FlatOption(
         "reference",
-        "what dpo and kto compare with: the frozen model, run in_step or precomputed, "
-        "what the run in a directory trained, or none",
+        "reference of dpo and kto: the frozen model, computed in_step or precomputed; "
+        "a run directory; or none",
         macro="REFERENCE",
         default="in_step",
         metavar="NAME",
     ),
     FlatOption(
         "margin",
-        "margin that simpo's chosen answers are to lead by",
+        "target margin of simpo",
         kind=number_ranges.NonnegativeNumber,
         macro="MARGIN",
         default="1",
@@ -267,7 +269,7 @@ EVALUATION_OPTIONS = in_group(
     flat_option.EVALUATION,
     FlatOption(
         "labels",
-        "the possible completions of a classification task, to measure the accuracy "
+        "completions of a classification task, to measure the accuracy of choosing "
         "among them",
         "Evaluation.labels",
         kind=list,
@@ -276,13 +278,13 @@ EVALUATION_OPTIONS = in_group(
     ),
     FlatOption(
         "exact_match",
-        "also measure how many completions greedy decoding generates",
+        "also measure the share of completions that greedy decoding reproduces",
         "Evaluation.exact_match",
     ),
     FlatOption(
         "keep_best",
-        "metric of the held-out data that chooses the best checkpoint; auto is "
-        "label_accuracy with --labels, entity_f1 with tags of entities, and else loss",
+        "held-out metric that selects the best checkpoint; auto is label_accuracy with "
+        "--labels, entity_f1 with entity tags, and loss otherwise",
         "Run.keep_best",
         choices=(AUTO, *DIRECTIONS),
         metavar="METRIC",
@@ -311,7 +313,7 @@ OUTPUT_OPTIONS = in_group(
     FlatOption("log_every", "steps between lines of the log", "Run.log_every"),
     FlatOption(
         "loggers",
-        "programs that get the lines of the log too: tensorboard, wandb and trackio",
+        "programs to log to, too: tensorboard, wandb and trackio",
         "Run.loggers",
         kind=list,
         default="tensorboard if tensorboardX is installed",

@@ -7,30 +7,30 @@ from prompt_tuning.core.number_ranges import NonnegativeInteger, PositiveNumber
 LORA_OPTIONS = (
     FlatOption(
         "lora_at",
-        "modules that LoRA adapts: all-linear, or names or their ends as in PEFT's "
-        "target_modules, e.g. q_proj v_proj; queries and values without this option",
+        "modules to adapt with LoRA: all-linear, or names or suffixes as in PEFT's "
+        "target_modules, e.g. q_proj v_proj; if not given, queries and values",
         "LoRA.at",
         kind=list,
         metavar="NAME",
     ),
     FlatOption(
         "lora_alpha",
-        "scale of LoRA; its product is multiplied by alpha / rank",
+        "alpha of LoRA; its product is scaled by alpha / rank",
         "LoRA.alpha",
     ),
     FlatOption(
         "lora_rank_stabilized",
-        "multiply LoRA's product by alpha / sqrt(rank) instead",
+        "scale LoRA's product by alpha / sqrt(rank) instead",
         "LoRA.rank_stabilized",
     ),
     FlatOption(
         "lora_dropout",
-        "share of the elements of LoRA's input that each training step zeroes",
+        "dropout rate of LoRA's input in training",
         "LoRA.dropout",
     ),
     FlatOption(
         "lora_layers",
-        "numbers of the blocks that LoRA adapts, from 0; all without this option",
+        "indices of the blocks to adapt with LoRA, from 0; if not given, all",
         "LoRA.layers",
         kind=list,
         item=NonnegativeInteger,
@@ -38,19 +38,21 @@ LORA_OPTIONS = (
     ),
     FlatOption(
         "lora_rank_pattern",
-        "ranks of some modules by expressions, as in PEFT: '{\"down_proj\": 16}'",
+        "ranks of modules that match expressions, as in PEFT: '{\"down_proj\": 16}'",
         "LoRA.rank_pattern",
         kind=dict,
         metavar="JSON",
     ),
     FlatOption(
         "lora_alpha_pattern",
-        "alphas of some modules by expressions, as in PEFT",
+        "alphas of modules that match expressions, as in PEFT",
         "LoRA.alpha_pattern",
         kind=dict,
         metavar="JSON",
     ),
-    FlatOption("lora_initial", "first values of LoRA, by PEFT's names", "LoRA.initial"),
+    FlatOption(
+        "lora_initial", "initialization of LoRA, named as in PEFT", "LoRA.initial"
+    ),
     FlatOption(
         "lora_eva_rho",
         "maximum rank of a layer with --lora_initial eva, in units of --rank",
@@ -58,13 +60,13 @@ LORA_OPTIONS = (
     ),
     FlatOption(
         "dora",
-        "train a magnitude of each output of LoRA's projections too (DoRA)",
+        "also train a magnitude for each output of LoRA's projections (DoRA)",
         "LoRA.dora",
     ),
     FlatOption(
         "lora_invocation",
-        "ids of tokens from whose last occurrence in a row on LoRA acts (aLoRA); "
-        "everywhere without this option",
+        "ids of the tokens that activate LoRA from their last occurrence in a row on "
+        "(aLoRA); if not given, LoRA is always active",
         "LoRA.invocation",
         kind=list,
         item=NonnegativeInteger,
@@ -72,12 +74,12 @@ LORA_OPTIONS = (
     ),
     FlatOption(
         "lora_bias",
-        "biases of the model that are trained beside LoRA, by PEFT's names",
+        "biases of the model to train together with LoRA, named as in PEFT",
         "LoRA.bias",
     ),
     FlatOption(
         "lora_plus_ratio",
-        "learning rate of LoRA's second factor b, in units of the first one's (LoRA+)",
+        "learning rate of LoRA's factor b relative to that of a (LoRA+)",
         "ParameterGroup.lora_plus_ratio",
         kind=PositiveNumber,
         default=LORA_PLUS_RATIO,

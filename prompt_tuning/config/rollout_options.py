@@ -5,17 +5,18 @@ from prompt_tuning.config.flat_option import FlatOption
 ROLLOUT_OPTIONS = (
     FlatOption(
         "reward",
-        "what judges the model's answers: exact_match, numeric_answer, "
+        "rewards of the model's answers: exact_match, numeric_answer, "
         "regex=EXPRESSION, json_schema=FILE, length=CHARACTERS, logprob, or a function "
-        "module:function of (prompt, completion, row); the sum of several counts",
+        "module:function of (prompt, completion, row); several are added up",
         "Rollouts.rewards",
         kind=list,
         macro="REWARDS",
+        default="none",
         metavar="REWARD",
     ),
     FlatOption(
         "group",
-        "answers to each prompt, which rewards compare",
+        "answers per prompt, which rewards compare",
         "Rollouts.group",
         macro="GROUP",
         default="8; 1 for on_policy_distillation",
@@ -28,8 +29,7 @@ ROLLOUT_OPTIONS = (
     ),
     FlatOption(
         "temperature",
-        "temperature that answers are sampled with; of contrastive, the divisor of "
-        "cosines",
+        "sampling temperature of answers; in contrastive, the divisor of cosines",
         "Rollouts.temperature",
         macro="TEMPERATURE",
     ),
@@ -41,14 +41,13 @@ ROLLOUT_OPTIONS = (
     ),
     FlatOption(
         "resample",
-        "how often in a step groups of equal rewards are replaced by those of further "
-        "prompts",
+        "how often a step replaces groups with equal rewards by groups of new prompts",
         "Rollouts.resample",
         macro="RESAMPLE",
     ),
     FlatOption(
         "replay",
-        "learn from the best earlier answer again where all new ones are equally worse",
+        "learn again from the best earlier answer where all new ones are equally worse",
         "Rollouts.replay",
         macro="REPLAY",
     ),

@@ -145,7 +145,7 @@ def _continue_batch(
         with status("generating; each token reads all streamed weights"):
             generated = continue_batch_streamed(everything, *inputs, **settings)
     else:
-        # Only a shape that is compiled is shown.
+        # Show only shapes that are compiled.
         with status():
             generated = np.asarray(
                 continue_batch(parameters, *inputs, **settings, layout=model.layout)

@@ -93,7 +93,7 @@ class DecodingEngine:
             )
         self.guesses, self._process, self._tempered = guesses, process, tempered
         self._resident = ResidentAdapters(model, parameters, page, adapted=adapted)
-        # The model's own vectors are added to the length.
+        # The model's own prompt vectors are added to the length.
         own = self._resident.find(None)
         self.limit = length + max(own.joined, own.encoded)
         self._reader = SlotReader(self._resident, slots, self.limit, chunk, together)

@@ -56,7 +56,7 @@ class Detokenizer:
     ):
         self._tokenizer, self._search = tokenizer, StopSearch(stop)
         self._minimum, self._count, self._written = minimum, 0, written
-        # Tokens that are decoded together: some whose text is known, and new ones.
+        # Tokens that are decoded together: some with known text, and new ones.
         self._ids = list(given[-CONTEXT_TOKENS - CHARACTER_BYTES :])
         self._move_window()
         self._complete = complete_text(tokenizer, self._window)

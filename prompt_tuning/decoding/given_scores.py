@@ -108,7 +108,7 @@ class GivenScores:
 
     def __init__(self, first: int, count: int):
         self.first, self._count = first, count
-        # Few programs: most clients ask for the most probable token alone.
+        # Few programs: most clients ask only for the most probable token.
         self.top = 1 if count <= 1 else MAXIMUM_LOGPROBS
         self._blocks: list[tuple[int, int, BlockScores]] = []
         self._ends: dict[int, Float[Array, "1 D"]] = {}

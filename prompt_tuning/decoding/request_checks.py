@@ -72,7 +72,7 @@ def _check_room(
 ) -> None:
     """Checks that a row and its new tokens fit; see `fitting_tokens`."""
     config = adapter.model.config
-    # Of each stack: tokens, prompt vectors among them, and what precedes both.
+    # For each stack: tokens, prompt vectors among them, and positions before both.
     stacks = [(given + new, adapter.joined, prompt.length)]
     if config.architecture == "encoder_decoder":
         decoder = (new, adapter.joined, prompt.length)

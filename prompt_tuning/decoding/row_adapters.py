@@ -113,7 +113,7 @@ class RowLowRank(ProjectionAdapter):
         entries = _entry_of_each_row()
         rows = (x.reshape(len(entries), -1, x.shape[-1]), entries)  # [R, C, in]
         # CPUs gather the factors of all rows several times more slowly than they read
-        # each row's own in turn; accelerators have too little work in a row.
+        # each row's in turn; on accelerators a single row is too little work.
         if jax.default_backend() == "cpu":
             return jax.lax.map(product, rows)
         return jax.vmap(product)(rows)

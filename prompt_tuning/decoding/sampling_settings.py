@@ -105,7 +105,7 @@ class Sampling:
             self._check_greedy()
         if self.json_schema is not None:
             object.__setattr__(self, "json_schema", schema_text(self.json_schema))
-        # It was made a text, and compiling takes time that only the caller spends.
+        # The schema is now a text; only the caller should spend the time to compile it.
         schema = cast(str | None, self.json_schema)
         found = find_constraint(self.regex, schema, self.grammar)
         object.__setattr__(self, "constraint", found)

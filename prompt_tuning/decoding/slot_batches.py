@@ -49,7 +49,7 @@ def continue_in_slots(
     """
     order = list(numbers)
     if prompt_ids is not None:
-        # Rows that are continued together attend to few prompts.
+        # Rows that run together attend to few prompts.
         order.sort(key=lambda number: prompt_ids[number])
     engine = _open_engine(model, parameters, len(order), length, sampling, slots)
     handles = [
@@ -64,7 +64,7 @@ def continue_in_slots(
         for number in order
     ]
     while not engine.idle:
-        # Only programs that are compiled are shown.
+        # Show only programs that are compiled.
         with status():
             pieces = engine.step()
         ended = sum(piece.completion is not None for piece in pieces)

@@ -67,7 +67,7 @@ class SlotReader:
         self._no_page = Page.empty(self._config, resident.page)
         recurrent = bool(self._config.recurrent_layers)
         self._no_state = RecurrentState.zeros(self._config, 1) if recurrent else None
-        # The last row of each slot, and the order in which these began.
+        # The last row of each slot, and the order in which they started.
         self._texts: list[RowProgress | None] = [None] * count
         self._begun = list(range(count))
 
@@ -225,12 +225,12 @@ class SlotReader:
             return max(len(row.given), 1)  # another sample
         if self._no_state is not None:
             return 0  # a slot has the state after its last token alone
-        # Whole chunks of given tokens only. Attention sums over the keys before a
-        # chunk, and apart from them over those within it. If a row took over 11 tokens
-        # with chunks of 8, the next chunk would have 11 keys before it where a row that
-        # is read from the first token has 8, and keys would differ in the last bits: in
-        # all of 16 trials in float32 they did, by up to 1e-6. It would save one chunk
-        # at most. The keys of generated tokens, which are read one by one, differ too.
+        # Only whole chunks of given tokens are shared. Attention sums separately over
+        # the keys before a chunk and those within it. If a row took over 11 tokens with
+        # chunks of 8, the next chunk would have 11 keys before it, where a row read
+        # from the first token has 8, and keys would differ in the last bits: in float32
+        # they did in 16 of 16 trials, by up to 1e-6. Sharing more would save one chunk
+        # at most. Keys of generated tokens, which are read one by one, differ too.
         size = self._chunk
         most = row.common_keys(other)
         most = min(most, len(other.given) if runs else other.written)
@@ -290,8 +290,7 @@ class SlotReader:
 
     def _read_part(self, chosen: Placed) -> None:
         """Reads the next chunk of rows, or whole rows where necessary."""
-        # Rows that are missing repeat the last one, so that the shape is always the
-        # same.
+        # Missing rows repeat the last one, so that the shape is always the same.
         filled = [*chosen, *[chosen[-1]] * (self._together - len(chosen))]
         numbers = np.array([slot for slot, _ in filled], np.int32)
         if chosen[0][1].reads_whole:

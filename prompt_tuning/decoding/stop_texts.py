@@ -64,8 +64,8 @@ class _Pattern:
 
     def __init__(self, text: str):
         self._text, self.length, self.matched = text, len(text), 0
-        # Of the first i + 1 characters: length of the longest end that is a beginning.
-        # Long texts of which only the beginning occurs cost nothing.
+        # For the first i + 1 characters: length of the longest suffix that is also a
+        # prefix.
         self._borders = [0]
 
     def add(self, character: str) -> bool:

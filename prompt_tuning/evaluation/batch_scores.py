@@ -81,8 +81,8 @@ def score_batches(
     are computed one by one: two would keep streamed weights in memory twice, and
     devices of a mesh would wait for each other.
     """
-    # Only what is started by different threads runs at the same time. The lock keeps a
-    # program from being compiled twice.
+    # Only work started by different threads runs in parallel. The lock keeps a program
+    # from being compiled twice.
     starting = threading.Lock()
 
     def score(batch: AnyBatch) -> Any:
@@ -119,6 +119,6 @@ def score_batch(
         slices = model.weight_storage.slices
         streamed = stream_over_batches(model.graph, function, slices)
         return streamed.forward({}, model.by_layer(parameters), batch)
-    # Only a shape that is compiled renames it.
+    # Only a shape that needs compilation renames it.
     with status():
         return score_rows(function, model.graph, model.layout, parameters, batch)

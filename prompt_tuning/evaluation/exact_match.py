@@ -130,7 +130,7 @@ def exact_matches(
     """
     matches = np.zeros(len(given), bool)
     short = [i for i, row in enumerate(completions) if len(row) <= new_tokens]
-    # The last place of each candidate is that of the end; nothing reads its token.
+    # The last position of each candidate is the end's; nothing reads its token.
     end = [model.config.pad_id]
     chosen = score_candidates(
         greedy_tokens,

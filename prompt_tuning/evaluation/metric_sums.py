@@ -184,7 +184,7 @@ def intervals(
     for count in {len(metric.rows) for metric in metrics.values()}:
         group = {n: each for n, each in metrics.items() if len(each.rows) == count}
         widths = [metric.rows.shape[1] for metric in group.values()]
-        # Columns of all metrics side by side, [n, k], are drawn and summed at once.
+        # Draw and sum the columns of all metrics together, [n, k].
         rows = np.concatenate([metric.rows for metric in group.values()], axis=1)
         all_sums = _resampled_sums(rows, resamples, seed)  # [r, k]
         sums = np.split(all_sums, np.cumsum(widths)[:-1], axis=1)

@@ -122,7 +122,7 @@ def measure_tokens(
       plan: one pass over all examples.
       measure: result of `token_measure`.
     """
-    # Weight, then nats, correctness and the objective of all learned tokens, [k, t]
+    # Weight, nats, correctness and objective of all learned tokens, [k, t].
     values = learned_values(
         model, parameters, examples, plan, measure, lambda losses: list(losses)
     )

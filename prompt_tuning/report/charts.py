@@ -260,7 +260,7 @@ def draw_parallel(axes: Sequence[Axis]) -> Markup:
         )
     for number, axis in enumerate(axes):
         x = left + number * step
-        # Long names neither leave the picture nor meet those beside them.
+        # Keep long names inside the picture and apart from their neighbors.
         ends = {0: (0, "start"), last: (width, "end")}
         place, anchor = ends.get(number, (x, "middle"))
         y = top - 12 - 14 * (number % 2)

@@ -166,8 +166,8 @@ def measure_run(
     except InputError as problem:
         if not compares:
             raise
-        # For example rows that are cut at other tokens. A problem of the run itself
-        # is raised again.
+        # E.g. rows that are cut at other tokens. A problem of the run itself is raised
+        # again.
         systems, not_compared = open_systems(baseline=False), str(problem)
     model, first = systems[0].model, systems[0].evaluator
     pooling = None if run.objective is None else run.objective.embeds

@@ -139,7 +139,7 @@ def _fitting(samples: list[Sample], budget: int) -> list[Sample]:
 def _size(sample: Sample) -> int:
     """Estimates the bytes that a sample takes on a page."""
     texts = (sample.given, sample.wanted, sample.made or "", sample.made_bare or "")
-    # Escapes of JSON are about as long as those of HTML.
+    # JSON's escapes are about as long as HTML's.
     size = sum(len(json.dumps(text, ensure_ascii=False)) for text in texts) * 2
     if sample.tokens is not None:
         size += 2 * len(sample.given + sample.wanted) + TOKEN_SIZE * len(sample.tokens)

@@ -76,7 +76,7 @@ class TokenMarks:
         nats = self._losses(self.tuned, number, learned, len(weights))
         bare = self._losses(self.bare, number, learned, len(weights))
         prefix = example.prefix_length
-        # The targets of a head of classes are no tokens.
+        # The targets of a class head are not tokens.
         ids = example.inputs if prefix else example.targets
         targets = self._mark(ids, weights, nats, bare)
         given, wanted = targets[:prefix], targets[prefix:]
@@ -99,7 +99,7 @@ class TokenMarks:
         start, stop = np.searchsorted(outcomes.example, (number, number + 1))
         if stop - start == len(learned):
             for place, nats in zip(learned, outcomes.losses[start:stop], strict=True):
-                # JSON has no other numbers, and a browser would not read the page's.
+                # JSON has no other numbers, and a browser could not read the page's.
                 losses[place] = round(float(nats), 4) if math.isfinite(nats) else None
         return losses
 

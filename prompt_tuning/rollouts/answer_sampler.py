@@ -161,7 +161,7 @@ class MeshDraws:
             layout=model.layout,
         )
         ids, logprobs = (array.tolist() for array in jax.device_get(drawn))
-        # Without the rows that fill the batch.
+        # Drop the rows that fill the batch.
         parts = zip(rows, ends, ids, logprobs, strict=False)
         return [_cut(model, request, *part) for (request, _), *part in parts]
 

@@ -235,7 +235,7 @@ class RolloutStream:
         logprobs = sum(sum(answer.logprobs) for answer in answers)
         metrics = {
             "answer_tokens": tokens / len(answers),
-            # The mean of minus the log-probability of what was drawn estimates it.
+            # The mean negative log-probability of sampled tokens estimates the entropy.
             "entropy": -logprobs / tokens,
             "truncated_share": sum(x.truncated for x in answers) / len(answers),
             "sampled_per_second": tokens / max(rollout.seconds, 1e-9),

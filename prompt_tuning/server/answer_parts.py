@@ -121,7 +121,7 @@ class TaggedReader(AnswerReader):
         tags = () if syntax is None else (syntax.opening, syntax.closing)
         super().__init__([*self._thinking, *filter(None, tags)])
         self._kind: Kind = "reasoning" if opened else "content"
-        # What was read of which kind; space at the end of a part is left out.
+        # Text read so far, by kind; trailing space of a part is dropped.
         self._read: set[Kind] = {self._kind} if opened else set()
         self._space = self._call = self._opening = ""
         self._starts = opened

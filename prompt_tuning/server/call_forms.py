@@ -189,7 +189,7 @@ def braced_calls(text: str, schemas: Schemas) -> list[Call] | None:
     if found is None:
         return None
     pieces = found[2].split(QUOTE)
-    # Every second piece is a text; keys in the others have no quotes.
+    # Every second piece is a text; in the others, keys have no quotes.
     pieces[1::2] = map(json.dumps, pieces[1::2])
     pieces[::2] = (
         re.sub(r"([{,]\s*)([\w.$-]+)\s*:", r'\1"\2":', x) for x in pieces[::2]

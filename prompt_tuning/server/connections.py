@@ -61,7 +61,7 @@ class TimedConnection(H11Protocol):
                 and each.waits_for_client
                 and not each.transport.is_closing()
             ]
-            # Several at once, because finding them takes time.
+            # Close many together, because finding them takes time.
             count = min(CLOSED, -(-len(idle) // 2))
             for each in heapq.nsmallest(count, idle, key=lambda one: one._since):
                 each.transport.abort()
@@ -83,7 +83,7 @@ class TimedConnection(H11Protocol):
         answered = cycle is None or cycle.response_complete
         longest = HEADER_SECONDS if answered else BODY_SECONDS + ANSWER_SECONDS
         size = self.transport.get_write_buffer_size()
-        # While nothing is added, less is left only if the client reads.
+        # While nothing is added, the buffer only shrinks if the client reads.
         adding = not (answered or self.flow.write_paused)
         if not size or size < self._unread or adding:
             self._moved = now

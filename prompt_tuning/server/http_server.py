@@ -120,7 +120,7 @@ class HttpServer(uvicorn.Server):
         """Starts to answer requests."""
         await super().startup(sockets)
         if self.started:
-            # asyncio accepts as many at once as it lets wait.
+            # asyncio accepts as many in a row as it lets wait.
             for one in sockets or []:
                 one.listen(WAITING_CONNECTIONS)
             self._checks = asyncio.ensure_future(self._check_connections())

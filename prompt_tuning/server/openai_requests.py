@@ -149,7 +149,7 @@ def read_completion(body: JsonObject) -> CompletionBody:
         return CompletionBody(beams=beams, **fields, **common)
     for name in ("best_of", "length_penalty"):
         value = body.values.get(name)
-        # Of as many samples as are returned, none is left out.
+        # All samples are returned, so none is left out.
         if name == "best_of" and value == body.values.get("n"):
             continue
         if value not in (None, *CHANGING[name].neutral):
@@ -309,7 +309,7 @@ def _sampling(
             "max_tokens is 0, expected at least 1, or n = 1 with echo or "
             "prompt_logprobs, which are about the prompt"
         )
-    # The smallest share leaves the likeliest token, which clients ask for by 0.
+    # The smallest share leaves the likeliest token, which clients request with 0.
     top_p = max(body.number("top_p", 1.0, minimum=0, maximum=1), SMALLEST_TOP_P)
     min_p = body.number("min_p", 0.0)
     top_k = body.integer("top_k", 0, minimum=-1)

@@ -44,7 +44,7 @@ class ServedModels:
     def __init__(self, texts: Texts, name: str, loading: Path | None = None):
         self.texts, self.name = texts, name
         self.loading = None if loading is None else loading.resolve()
-        # Texts are encoded one after the other, apart from steps and connections.
+        # Encode texts one by one, separately from steps and connections.
         self._encoding = FairWorkers("encoding", 1, WAITING_TEXTS)
         self._conversations = FairWorkers("the chat template", 1, WAITING_TEXTS)
         self._files = FairWorkers("reading adapters", 1, 1)
@@ -227,7 +227,7 @@ class ServedModels:
 
         Other arguments and errors are as in `encode_texts`.
         """
-        # A template may write all fields of a message.
+        # A template may print all fields of a message.
         messages, tools = conversation.messages, conversation.tools
         variables = conversation.variables
         size = sum(len(str(x)) for message in messages for x in message.values())

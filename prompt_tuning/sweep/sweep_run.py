@@ -234,8 +234,8 @@ def common_step(
         step = (
             _newest_common(live, say) if live else max(s for s, _ in dropped.values())
         )
-        # A member that was dropped after this step takes part again, which may make
-        # the common step older still.
+        # A member dropped after this step takes part again, which may make the common
+        # step even older.
         revived = [name for name, (at, _) in dropped.items() if at > step]
         if not revived:
             break
@@ -259,7 +259,7 @@ def _newest_common(
             say(f"{problem}; step {step} is skipped")
         else:
             return step
-    # A kill between the first saves leaves members with none and others with one.
+    # A kill between the first saves leaves some members without a checkpoint.
     if all(steps_of_members) or max(map(len, steps_of_members)) > 1:
         raise InputError(
             "the members have no intact checkpoint of the same step: "

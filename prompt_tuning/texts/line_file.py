@@ -82,15 +82,15 @@ class LineFile:
             found = "is not a file" if file.exists() else "does not exist"
             raise InputError(f"{file} {found}, expected a jsonl file")
         self._content = self._digest()
-        # All lines are encoded twice, so that none is refused after others were
-        # computed, and the memory grows by some bytes for each line only.
+        # Every line is encoded twice: first to check them all before any is computed,
+        # with only a few bytes of memory per line.
         encoded, self.count = hashlib.sha256(), 0
         hashes = array("q")
         for row in self._rows():
             request = row.request
             names = (request.adapter, request.prompt_id, request.sampling.seed)
             encoded.update(repr((request.ids, names)).encode())
-            # A line with a seed draws as if no other line were equal.
+            # A line with its own seed is sampled as if no other line were equal.
             alone = SEED_KEY in row.line.content
             hashes.append(hash((row.line.number,) if alone else request.row))
             self.count += 1

@@ -81,7 +81,7 @@ class Session:
             request = texts.request(answers_of(messages), settings)
             for piece in texts.stream(request):
                 answer += piece
-                # An answer that is interrupted remains as far as it was shown.
+                # Keep the shown part of an interrupted answer.
                 self._messages = [*messages, {"role": "assistant", "content": answer}]
                 yield piece
         except InputError as problem:

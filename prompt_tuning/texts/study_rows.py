@@ -222,7 +222,7 @@ class StudyWriter:
                 # Nothing before a row predicts its first token, which is given then.
                 given, new = new[:1], new[1:]
             if not completion.ids or not new:
-                # The model may end a row at once, and a passage takes its place.
+                # If the model ends a row immediately, a passage takes its place.
                 yield (chunk, number), self._passage(chunk, number)
                 continue
             given = [*self._texts.begin, *given]
@@ -242,8 +242,8 @@ class StudyWriter:
         breaks = [place + 1 for place, token in enumerate(ids) if self._is_break(token)]
         starts = [0, *(place for place in breaks if place < len(ids) - 1)]
         if kind == CONTINUATION:
-            # What a model likes leaves out much of a text. The first tokens of all
-            # lines in turn lead it everywhere.
+            # Free continuations leave out much of a text. The first tokens of each line
+            # in turn lead the model through all of it.
             turn, free = divmod(number // len(self._texts.kinds), 2)
             if free:
                 return []
@@ -253,7 +253,7 @@ class StudyWriter:
         assert kind == LINE
         first = int(random.choice(starts))
         size = int(random.integers(1, self._texts.given + 1))
-        # A line may be shorter than what is given of it.
+        # A line may be shorter than its given part.
         ends = [place - 1 for place in breaks if place - 1 > first]
         return list(ids[first : min([first + size, *ends[:1]])])
 
@@ -334,7 +334,7 @@ class StudyWriter:
     ) -> Request:
         """Returns a request for the tokens that follow a chunk and `ids`."""
         whole = [*self._texts.begin, *self.contexts[chunk]]
-        # A row has a token of its own: the last of the chunk, if nothing follows it.
+        # A row needs a token of its own: the chunk's last one, if nothing follows it.
         shared, own = (whole, list(ids)) if ids else (whole[:-1], whole[-1:])
         ends = tuple(self._chat.turn_ends()) if self._chat is not None else ()
         sampling = Sampling(
@@ -351,8 +351,8 @@ class StudyWriter:
         """Yields the completion of each request, in order."""
         if not requests:
             return
-        # The chunk that precedes a row is stored beside its slot. Sizes depend on these
-        # rows alone, so that a command that goes on here computes the same.
+        # The chunk before a row is stored apart from its slot. Sizes depend only on
+        # these rows, so a resumed command computes the same.
         longest = max(len(x.ids or ()) + x.sampling.new_tokens for x in requests)
         engine, length = self._engine, slot_length(longest)
         if engine is None or engine.limit != length:

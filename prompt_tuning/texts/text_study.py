@@ -184,7 +184,7 @@ def read_texts(
                 f"about it: give at most {longest + room - SHORTEST} tokens of the "
                 "text, or cut it into chunks (--chunk)"
             )
-        # A conversation has a question, what it is told to ask, and its template.
+        # A conversation has a question, the instruction to ask it, and its template.
         learned, answer = min(learned, room), max(min(answer, room // 4), 1)
     for chunk in chunks:
         _warn_of_unknown(chunk, tokenizer)
@@ -268,7 +268,7 @@ def cut_text(
     chunks: list[list[int]] = [[]]
     before = 0
     for piece in pieces:
-        # The next chunk begins where the middle of a piece is past its share.
+        # The next chunk begins where a piece's middle is past the chunk's share.
         past = before + len(piece) / 2 > wanted * len(chunks)
         if chunks[-1] and (past or len(chunks[-1]) + len(piece) > length):
             chunks.append([])

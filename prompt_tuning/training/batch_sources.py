@@ -121,7 +121,7 @@ class RolloutBatches:
         self._trainers, self._meters = trainers, meters
         longest = max(trainers, key=lambda trainer: trainer.model.prompt_length)
         assert isinstance(longest.examples, RolloutPrompts)
-        # All members draw with one engine, one after the other.
+        # All members sample with one engine, one after the other.
         draws = open_draws(
             longest.model,
             longest.frozen | longest.start.trained,
@@ -151,7 +151,7 @@ class RolloutBatches:
         self, states: Sequence[TrainState], done: int
     ) -> tuple[MemberBatches, Sequence[Metrics]]:
         """Samples the batches of a step; see `BatchSource`."""
-        # The step before ends first, so that its time counts as that of training.
+        # Wait for the previous step, so that its time counts as training.
         jax.block_until_ready([state.trained for state in states])
         batches: dict[int, Batch] = {}
         metrics: list[Metrics] = [{} for _ in states]
@@ -163,7 +163,7 @@ class RolloutBatches:
                 copied = jax.tree.map(lambda leaf: leaf.copy(), states[k].trained)
                 parameters = self._trainers[k].frozen | copied
                 batches[k], metrics[k] = stream.batch(parameters, done)
-        # What a dropped member reads does not matter.
+        # A dropped member's batch does not matter.
         some = next(iter(batches.values()))
         given = [batches.get(k, some) for k in range(len(states))]
         return join_members(given, self._trainers[0].model.config.pad_id), metrics

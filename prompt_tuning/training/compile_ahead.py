@@ -34,8 +34,8 @@ def compiling_ahead(trainer: Trainer, state: TrainState, stop: int) -> Iterator[
     ):
         yield
         return
-    # While it is imported, grain replaces `__import__` for all threads, and what the
-    # compiler imports at that moment would be broken.
+    # While grain is imported, it replaces `__import__` for all threads, which would
+    # break imports by the compiler at that moment.
     import grain  # noqa: F401
 
     executor = ThreadPoolExecutor(1, "compiling")

@@ -134,7 +134,7 @@ class ExampleTeacher:
                 axes,
             )
 
-        # Only as many iterations run as there are different contexts.
+        # Run only as many iterations as there are different contexts.
         return jax.lax.fori_loop(0, (numbers >= 0).sum(), read, empty)
 
     def _read(

@@ -21,7 +21,7 @@ def open_fingerprints(directory: Path, after_step: int) -> StepLog:
     """
     file = directory / FINGERPRINTS_FILE
     lines = list(read_lines(file, _fingerprint, MAXIMUM_BYTES))
-    # A run that starts anew writes the fingerprint of step 0 again.
+    # A run that starts over writes the fingerprint of step 0 again.
     kept = [line for line, (step, _) in lines if step <= after_step and after_step > 0]
     return StepLog(file, kept)
 

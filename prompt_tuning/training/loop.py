@@ -202,8 +202,8 @@ def loop(
             recorder.record_start(done, state.trained, len(members))
         examples = first.examples
         if isinstance(examples, CompletedExamples | CompletedGroups) and done < steps:
-            # Here and not where batches are read, in a thread: several processes must
-            # meet in the same order.
+            # Here, not in the thread that reads batches: processes must meet in the
+            # same order.
             examples.stored.read()
         batches = open_batches(
             [member.trainer for member in members],
@@ -244,7 +244,7 @@ class _Loop:
         last, pending, stop = self._run.steps, None, False
         if self._reason is None and processes.is_first():
             for member in self._members:
-                # It had stopped early, and continues with other settings.
+                # The run had stopped early, and continues with changed settings.
                 (member.directory / STOPPED_FILE).unlink(missing_ok=True)
         with contextlib.closing(self._batches):
             while done < last and self._live and not stop:
@@ -256,7 +256,7 @@ class _Loop:
                 metrics = [a | b for a, b in zip(metrics, sampled, strict=True)]
                 done += 1
                 self._profile.finish_step(done, metrics)
-                # The device runs this step while the host handles the metrics before.
+                # The device runs this step while the host handles the previous metrics.
                 if pending is not None:
                     self._record(*pending)
                 stop = self._stopping.due(done) or self._reporter.stopped

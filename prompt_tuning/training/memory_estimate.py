@@ -211,7 +211,7 @@ class MemoryEstimate:
         `how` is None for the run's own rematerialization.
         """
         compiled = self.step(how).lower(*self.arguments()).compile()
-        # Typed as a list of several programs, or None on an unknown device.
+        # Typed as a list of programs, or None on an unknown device.
         analysis = cast(Any, compiled.memory_analysis())
         inputs = analysis.argument_size_in_bytes + analysis.generated_code_size_in_bytes
         # Donated arguments are reused for outputs.

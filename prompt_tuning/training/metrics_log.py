@@ -56,7 +56,7 @@ class MetricsLog:
         """Writes the metrics of one step."""
         self._lines.write({"step": step, **metrics})
         with reporting_disk_errors(self._path):
-            # They would draw a second point for a step that is measured again.
+            # They would show a second point for a step that is measured again.
             for logger in self._loggers if step > self._after_step else ():
                 logger.write(step, metrics)
 

@@ -100,7 +100,7 @@ def open_members(
     members = list(plans.values())
     if len(members) > 1:
         check_members(plans)
-    # Data, and what is computed from it.
+    # Data, and everything computed from it.
     with status("reading the data"):
         longest = max(members, key=lambda member: member.model.prompt_length)
         shortest = min(members, key=lambda member: member.model.prompt_length)
@@ -121,7 +121,7 @@ def open_members(
     transfers = [None if resumes else member.transfer() for member in members]
     stages = longest.pipeline_plan(batch_plans[members.index(longest)])
     step = _open_step(members, longest, objective, batch_plans, stages, at_once)
-    # Only now is the frozen model read.
+    # Read the frozen model only now.
     parameters = members[0].model.read_parameters(reuse)
     _, frozen = parameter_groups.partition(parameters, members[0].labels)
     context = _context(longest.model, objective, parameters)
@@ -273,7 +273,7 @@ def _open_single_step(
         "placement": model.placement,
     }
     if not storage.by_layer:
-        # The lengths of answers that are sampled are not known before.
+        # The lengths of sampled answers are not known in advance.
         sampled = plan.run.rollouts is not None
         shapes = None if sampled else len(batch_plan.shapes())
         return compile_step(model.graph, plan.optimizer, shapes=shapes, **common)

@@ -207,7 +207,7 @@ def open_store(run: Run, spare: int = 0) -> CheckpointStore:
         kept_prompts=KeptPrompts(run.keep_prompts, run.save_paths),
         read_only=not writes,
     )
-    # The others must not read before the first process has finished its repairs.
+    # Other processes must not read before the first one has finished its repairs.
     run_on_first(lambda: None)
     return store
 
@@ -217,7 +217,7 @@ def _check_config(
 ) -> ConfigChanges:
     file = directory / CONFIG_FILE
     content = read_limited(file, MAXIMUM_BYTES) if file.exists() else b""
-    # Bytes that are not UTF-8 differ from those of any config.
+    # Bytes that are not UTF-8 differ from any config.
     before = content.decode(errors="replace")
     paths = RecordedPaths.read(directory, before)
     changes = compare_configs(before, config, paths.locate, complete=complete)

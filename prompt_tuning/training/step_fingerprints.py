@@ -46,7 +46,7 @@ def fingerprint(trained: Mapping[str, Any]) -> Fingerprint:
         if isinstance(leaf, np.ndarray):
             parts.append(_leaf_words(np, path, leaf))
         else:
-            # One program cannot read leaves of several stages.
+            # A program cannot read leaves of more than one stage.
             groups.setdefault(frozenset(leaf.sharding.device_set), {})[path] = leaf
     return [*parts, *map(_on_device, groups.values())]
 

@@ -73,7 +73,7 @@ class StreamedGradient:
             else leaf
             for path, leaf in trained.items()
         }
-        # As there: the gradient at the loss sum is 1 / divisor, at the others zero.
+        # As in `gradients`: 1 / divisor at the loss sum, 0 elsewhere.
         share = jnp.asarray(1 / self._objective.divisor(batch), jnp.float32)
         sum_gradients = LossSums(share, jnp.zeros_like(share), jnp.zeros_like(share))
         micro_batches = divide_batch(batch, key, self._placement)

@@ -22,9 +22,8 @@ from prompt_tuning.core.patterns import compile_pattern
 from prompt_tuning.families import FAMILIES, hf_folder
 
 ALL_LINEAR = "all-linear"
-# Modules of a base model lack the prefix that they have in the model with its head.
 EXPERTS = "experts"
-# Parameter of transformers with each projection of the experts, and its part in it.
+# Transformers' parameter for each projection of the experts, and its part in it.
 _PARAMETERS = {
     "gate": ("gate_up_proj", 0),
     "up": ("gate_up_proj", 1),

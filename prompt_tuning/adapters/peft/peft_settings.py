@@ -131,7 +131,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "velora_config": None,
     },
 }
-# For each setting the value that changes nothing, and why others are not supported.
+# For each setting, the value that changes nothing, and why others are not supported.
 _REFUSED: dict[str, tuple[Any, str]] = {
     "lora_bias": (False, "biases were added to the adapter"),
     "use_qalora": (False, "QALoRA pools its inputs"),
@@ -144,14 +144,14 @@ _REFUSED: dict[str, tuple[Any, str]] = {
     "megatron_config": (None, "Megatron's parallel layers have other names"),
 }
 
-# Variants that depend on the text, which PEFT cannot merge either.
+# Variants that depend on the text; PEFT cannot merge them either.
 _UNMERGED = ("arrow_config",)
 
 # Settings of other releases that do not change what an adapter computes.
 _WITHOUT_EFFECT = ("enable_lora", "merge_weights", "runtime_config")
 
-# Initializations of LoRA that subtract a first product from the frozen weights, which
-# depends on data or random numbers; see `moved_base` for others.
+# LoRA initializations that subtract an initial product, which depends on data or random
+# numbers, from the frozen weights; `moved_base` handles the others.
 _MOVES_BASE = ("pissa_", "corda", "lora_ga", "loftq")
 
 

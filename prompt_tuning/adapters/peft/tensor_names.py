@@ -29,13 +29,13 @@ _MAGNITUDE = re.compile(r"(.*\.lora_magnitude_vector(?:\.[^.]+)?)\.weight")
 _NAMED_PROMPT = re.compile(
     r"prompt_encoder\.([^.]+)\.(embedding\.weight|prefix_task_cols|prefix_task_rows)"
 )
-# Modules that torch.compile, FSDP and activation checkpointing put around others.
+# Wrapper modules of torch.compile, FSDP and activation checkpointing.
 _WRAPPERS = re.compile(
     r"(?:^module\.)|(?:^|(?<=\.))"
     r"(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\."
 )
-# State dicts of the model within PEFT's have no prefix; adapters that were trained
-# within another one have two.
+# State dicts of the inner model have no prefix; adapters trained within another one
+# have two.
 _OF_PROJECTION = re.compile(
     r"\.lora_[AB]\.(?:.+\.)?weight$|\.(?:lora_magnitude_vector|ia3_l)(?:\.[^.]+)?$"
 )
