@@ -102,6 +102,21 @@ class MeshLayout:
         fits = self.config.recurrent_heads % count == 0
         return fits and (keys % count == 0 or keys == 1)
 
+    @property
+    def whole_memories(self) -> str | None:
+        """Says that each device computes all heads of memories; None if it does not."""
+        if self._divides_memories:
+            return None
+        axes = self._axes_by_rules(MEMORY_HEADS)
+        count = math.prod(self.mesh.shape[axis] for axis in axes)
+        heads, keys = self.config.recurrent_heads, self.config.recurrent_key_heads
+        fits = keys if keys > 1 else heads
+        return (
+            f"mesh: each of the {count} devices along {', '.join(axes)} computes all "
+            f"{heads} heads of {self.config.recurrence}, with {keys} key heads; a "
+            f"number of devices that divides {fits} would divide them"
+        )
+
     def used_axes(self, axes: Sequence[str]) -> tuple[str, ...]:
         """Selects the mesh axes that have more than one device."""
         return tuple(axis for axis in axes if self.mesh.shape[axis] > 1)

@@ -112,6 +112,9 @@ class Trainer:
             size = sum(counts[p] * x.dtype.itemsize for p, x in leaves.items())
             rows.append(f"{name:8} {len(leaves):>8} {count:>16,} {size:>18,}")
         rows.append(f"attention: {self.model.attention}")
+        layout = self.model.layout
+        if layout is not None and layout.whole_memories is not None:
+            rows.append(layout.whole_memories)
         if self.stages is not None:
             rows.append(self.stages.report())
         if self.model.ends is not None:

@@ -182,3 +182,21 @@ def test_full_tuning_has_the_same_gradient_with_any_axis_rules(name):
     replicated = placement.replicate(on_mesh(put, placement.put_batch(batch)))
     for path, leaf in alone.items():
         np.testing.assert_allclose(replicated[path], leaf, atol=2e-5, err_msg=path)
+
+
+@pytest.mark.parametrize(
+    ("heads", "keys", "tensor", "divisor"),
+    [(4, 2, 2, None), (4, 2, 4, 2), (4, 1, 4, None), (6, 1, 4, 6)],
+)
+def test_devices_that_compute_all_heads_of_memories_are_told(
+    heads, keys, tensor, divisor
+):
+    changes = {"recurrent_heads": heads, "recurrent_key_heads": keys}
+    config = dataclasses.replace(dummies.QWEN3_5, **changes)
+    told = meshes.layout_of(MeshShape(data=2, tensor=tensor), config).whole_memories
+    if divisor is None:
+        assert told is None
+    else:
+        assert told is not None
+        assert f"each of the {tensor} devices along tensor computes all {heads}" in told
+        assert f"a number of devices that divides {divisor} " in told
