@@ -295,7 +295,7 @@ def _write_single(
             f"--to {form} would not record the tokens whose rows were trained: write "
             "the form of PEFT (--to peft)"
         )
-    arrays = adapter.parameters
+    arrays, kind = adapter.parameters, adapter.kind
     if form == "peft":
         adapter = convert_for_peft(adapter, source.model, source.prompting)
         name = None if source.base is None else hub_name_of(source.base)
@@ -308,7 +308,7 @@ def _write_single(
         if name is not None:
             folder.settings["revision"] = name.revision
         write_folder(target, folder, force=force)
-        arrays = folder.tensors
+        arrays, kind = folder.tensors, folder.kind
     elif form == "checkpoint":
         adapter_files.write_checkpoint(target, adapter, source.origin)
     elif form == "t5x":
@@ -316,7 +316,7 @@ def _write_single(
     else:
         _check_suffix(form, target)
         adapter_files.write_array(target, adapter, int8=form == "int8", force=force)
-    lines = [f"{target}: {adapter.kind}"]
+    lines = [f"{target}: {kind}"]
     lines += [f"  {name} {list(array.shape)}" for name, array in arrays.items()]
     if adapter.kind not in PEFT_KINDS:
         lines.append("  (arrays of a kind that PEFT and servers do not support)")

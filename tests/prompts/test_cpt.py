@@ -198,6 +198,13 @@ def test_a_run_is_exported_as_cpt(tuned, tmp_path):
 
 
 @pytest.mark.slow
+def test_convert_names_the_kind_that_it_writes(tuned, tmp_path, capsys):
+    target = tmp_path / "peft"
+    assert main(["convert", tuned.run.directory, str(target)]) == 0
+    assert f"{target}: CPT" in capsys.readouterr().out
+
+
+@pytest.mark.slow
 def test_a_run_keeps_the_examples_of_its_file(tmp_path):
     shots, run = tmp_path / "shots.jsonl", tmp_path / "run"
     shots.write_text("".join(f"{json.dumps(x)}\n" for x in EXAMPLES))
