@@ -10,7 +10,7 @@ import pytest
 import prompt_tuning as pt
 from prompt_tuning.api.memories import check_folder
 from prompt_tuning.api.memory_budget import fit_budget
-from prompt_tuning.api.memory_composition import write_start
+from prompt_tuning.api.memory_composition import load_memories, write_start
 from prompt_tuning.cli.main import main
 from prompt_tuning.config.run import DataSource
 from prompt_tuning.core.errors import InputError
@@ -25,6 +25,7 @@ from prompt_tuning.texts.study_files import StudyFiles
 from prompt_tuning.texts.text_study import TextStudy
 from scripts import recall
 from tests.support.exhaustive import sample
+from tests.support.refusals import refuses
 
 MODEL, RECALL = "bundled:skills-decoder", "bundled:recall"
 TEXT = "upper: apple=APPLE upper: chair=CHAIR reverse: flame=emalf reverse: dog=god"
@@ -108,6 +109,9 @@ def test_only_a_memory_is_compared_with_its_document(tmp_path, capsys):
     assert "so there is no document to compare" in capsys.readouterr().err
     with pytest.raises(InputError, match="a run that is not a memory of a text"):
         check_folder(tmp_path / "run", tmp_path / "run" / "study")
+    loaded = load_memories([run.run.directory] * 2)
+    tables = [x.parameters["token_embedder/embedding"] for x in loaded]
+    assert tables[0] is tables[1]
     # A soft prompt is stored under the path of a prefix.
     with pytest.raises(InputError, match=r"memory 0 is not a .* \(2, 128\)"):
         pt.compose([run, run])
@@ -399,6 +403,12 @@ def test_memories_of_different_models_are_not_compared(tmp_path):
         pt.retrieve(models, "moga?")
     with pytest.raises(InputError, match="expected at least one"):
         pt.retrieve([], "moga?")
+    with refuses("has 0 memories that were trained"):
+        pt.compose(models[:1] * 2)  # pyright: ignore
+    with pytest.raises(InputError, match="memories is 'm0', expected a list"):
+        pt.retrieve("m0", "moga?")
+    with refuses("question is 3"):
+        pt.retrieve(models, 3)  # pyright: ignore
     with pytest.raises(InputError, match="missing does not exist; expected a run"):
         pt.compose([tmp_path / "missing"] * 2)
 

@@ -12,7 +12,7 @@ from prompt_tuning.adapters.adapter import PREFIX_PATH
 from prompt_tuning.api.memories import RATE, check_folder, finish_memory
 from prompt_tuning.api.memory_update import STUDY, study_of
 from prompt_tuning.api.model import Model
-from prompt_tuning.api.tune import TunedModel, load_tuned, tune
+from prompt_tuning.api.tune import TunedModel, load_sharing, tune
 from prompt_tuning.config.deferred_factories import Configurable
 from prompt_tuning.core.atomic_files import replace_file
 from prompt_tuning.core.errors import InputError, shown
@@ -83,16 +83,13 @@ def compose(
             "a directory is for memories that are trained together: give their number "
             "of steps, too"
         )
-    if len(memories) < 2:
-        raise InputError(f"compose has {len(memories)} memories, expected at least two")
-    loaded = [x if isinstance(x, TunedModel) else load_tuned(x) for x in memories]
-    prefixes = _prefixes(loaded)
-    lengths = [prefix.shape[2] for prefix in prefixes]
-    moved = [
-        move_prefix(prefix, sum(lengths) - length, loaded[0].config)
-        for prefix, length in zip(prefixes, lengths, strict=True)
-    ]
-    both = _behind(loaded[0], jnp.concatenate(moved, axis=2))
+    loaded = [x for x in load_memories(memories) if isinstance(x, TunedModel)]
+    if len(loaded) < max(len(memories), 2):
+        raise InputError(
+            f"compose has {len(loaded)} memories that were trained, expected at least "
+            "two, and no others"
+        )
+    both, lengths = _joined(loaded)
     if steps is None:
         return both
     studies = [study_of(memory) for memory in loaded]
@@ -124,6 +121,17 @@ def compose(
             finish_memory(tuned, progress=progress)
         _write_parts(tuned, lengths, folder / PARTS)
     return tuned
+
+
+def _joined(memories: Sequence[TunedModel]) -> tuple[TunedModel, list[int]]:
+    """Puts memories one after the other; returns the number of slots of each, too."""
+    prefixes = _prefixes(memories)
+    lengths = [prefix.shape[2] for prefix in prefixes]
+    moved = [
+        move_prefix(prefix, sum(lengths) - length, memories[0].config)
+        for prefix, length in zip(prefixes, lengths, strict=True)
+    ]
+    return _behind(memories[0], jnp.concatenate(moved, axis=2)), lengths
 
 
 def write_start(file: Path, prefix: Float[np.ndarray, "L 2 P G K"]) -> None:
@@ -158,6 +166,20 @@ def _prefixes(memories: Sequence[TunedModel]) -> list[Prefix]:
         prefixes.append(prefix)
     check_same_model(memories)
     return prefixes
+
+
+def load_memories(memories: Sequence[Model | str | Path]) -> list[Model]:
+    """Loads memories, which share the parameters of one frozen model.
+
+    Raises:
+      InputError: if one cannot be loaded, or they are a single path.
+    """
+    if isinstance(memories, str | Path):
+        raise InputError(f"memories is {shown(str(memories))}, expected a list of them")
+    loaded: list[Model] = []
+    for each in memories:
+        loaded.append(each if isinstance(each, Model) else load_sharing(each, loaded))
+    return loaded
 
 
 def check_same_model(memories: Sequence[Model]) -> None:

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from prompt_tuning.api.memory_composition import check_same_model
+from prompt_tuning.api.memory_composition import check_same_model, load_memories
 from prompt_tuning.api.model import Model
-from prompt_tuning.api.tune import load_tuned
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.field_checks import check_value
 from prompt_tuning.core.number_ranges import PositiveInteger
@@ -43,9 +42,10 @@ def retrieve(
       1
     """
     check_value("count", count, PositiveInteger)
+    check_value("question", question, str)
     if not memories:
         raise InputError("retrieve has no memories, expected at least one")
-    loaded = [x if isinstance(x, Model) else load_tuned(x) for x in memories]
+    loaded = load_memories(memories)
     check_same_model(loaded)
     scores = [_score(memory, question) for memory in loaded]
     return [int(number) for number in np.argsort(scores)[::-1][:count]]

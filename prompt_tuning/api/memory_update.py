@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 from prompt_tuning.adapters.adapter import PREFIX_PATH
 from prompt_tuning.api.memory_budget import EPOCHS, MemoryPlan
 from prompt_tuning.api.model import Model
-from prompt_tuning.api.tune import TunedModel, load_tuned
+from prompt_tuning.api.tune import TunedModel, load_sharing
 from prompt_tuning.config.deferred_factories import Configurable, Configured
 from prompt_tuning.core.atomic_files import write_file
 from prompt_tuning.core.errors import InputError
@@ -81,7 +81,7 @@ class OldMemory:
         Raises:
           InputError: if the folder has no memory, or one of another model or length.
         """
-        memory = load_tuned(folder)
+        memory = load_sharing(folder, [model])
         study, prefix = study_of(memory), memory.trained[PREFIX_PATH]
         if memory.run.model != model.run.model:
             raise InputError(

@@ -369,10 +369,7 @@ def load_tuned(path: str | Path, base: str | Path | None = None) -> TunedModel:
     """
     path = Path(path)
     if (path / CONFIG_FILE).is_file() and base is None:
-        run = read_run_directory(path)
-        model, parameters = load_run(run)
-        settings = Configured("Pretrained", vars(run.model))
-        return TunedModel(settings, run, model, parameters)
+        return load_sharing(path, ())
     if not path.exists():
         raise InputError(
             f"{path} does not exist; expected a run directory, or an adapter's file or "
@@ -387,3 +384,17 @@ def load_tuned(path: str | Path, base: str | Path | None = None) -> TunedModel:
     run = AdapterTextSettings.read(path).used_by(frozen.run)
     model, parameters = load_run(run, path)
     return TunedModel(frozen.settings, run, model, parameters)
+
+
+def load_sharing(path: str | Path, known: Sequence[Model]) -> TunedModel:
+    """Loads a run; see `load_tuned`.
+
+    Its frozen parameters are those of a known model, if one has the same.
+    """
+    path = Path(path)
+    if not (path / CONFIG_FILE).is_file():
+        return load_tuned(path)
+    run = read_run_directory(path)
+    same = (model.parameters for model in known if model.run.model == run.model)
+    model, parameters = load_run(run, reuse=next(same, None))
+    return TunedModel(Configured("Pretrained", vars(run.model)), run, model, parameters)
