@@ -211,9 +211,10 @@ def read_chat(body: JsonObject, room: int) -> ChatBody:
     values = dict(body.values)
     tokens = values.pop("max_completion_tokens", None)
     if tokens is not None:
-        if values.get("max_tokens") is not None:
+        if values.get("max_tokens") not in (None, tokens):
             raise InputError(
-                "max_tokens and max_completion_tokens are the same: give one of them"
+                "max_tokens and max_completion_tokens mean the same, and have unlike "
+                "values: give one of them"
             )
         values["max_tokens"] = tokens
     body = JsonObject(body.source, values)

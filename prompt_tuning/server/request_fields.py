@@ -30,6 +30,7 @@ class Changing(NamedTuple):
     instead: str = ""
 
 
+THINKING = "chat_template_kwargs: {enable_thinking: ...}"
 CHANGING: Mapping[str, Changing] = {
     # OpenAI
     "audio": Changing(),
@@ -42,6 +43,13 @@ CHANGING: Mapping[str, Changing] = {
     "tools": Changing(([],)),
     "verbosity": Changing(("medium",)),
     "web_search_options": Changing(),
+    # OpenAI's responses, OpenRouter and Anthropic
+    "instructions": Changing(("",), "a message of the role system"),
+    "max_output_tokens": Changing(instead="max_tokens"),
+    "reasoning": Changing(({},), "reasoning_effort"),
+    "stop_sequences": Changing(([],), "stop"),
+    "system": Changing(("",), "a message of the role system"),
+    "thinking": Changing(instead=THINKING),
     # vLLM
     "add_generation_prompt": Changing((True,)),
     "allowed_token_ids": Changing(([],)),
@@ -69,8 +77,11 @@ CHANGING: Mapping[str, Changing] = {
     "return_full_text": Changing((False,)),
     "truncate": Changing(),
     "typical_p": Changing((1,)),
-    # llama.cpp, ollama and SGLang
+    # llama.cpp, ollama, SGLang and Qwen
+    "dry_multiplier": Changing((0,)),
+    "dynatemp_range": Changing((0,)),
     "ebnf": Changing(instead="structured_outputs: {grammar: ...}"),
+    "enable_thinking": Changing(instead=THINKING),
     "format": Changing(instead="response_format"),
     "grammar": Changing(instead="structured_outputs: {grammar: ...}"),
     "json_schema": Changing(instead="structured_outputs: {json: ...}"),
@@ -82,7 +93,8 @@ CHANGING: Mapping[str, Changing] = {
     "regex": Changing(instead="structured_outputs: {regex: ...}"),
     "repeat_penalty": Changing((1,), "repetition_penalty"),
     "stop_regex": Changing(),
-    "think": Changing(instead="chat_template_kwargs: {enable_thinking: ...}"),
+    "think": Changing(instead=THINKING),
+    "xtc_probability": Changing((0,)),
 }
 """Fields that would change the answer; refused by name unless neutral."""
 MAXIMUM_NOTED = 1000

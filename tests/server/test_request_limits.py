@@ -12,7 +12,7 @@ pytest.importorskip("uvicorn", reason="needs the extra serve")
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.typed_json import JsonObject
 from prompt_tuning.server import request_fields
-from prompt_tuning.server.openai_requests import read_completion
+from prompt_tuning.server.openai_requests import read_chat, read_completion
 from prompt_tuning.server.request_fields import CHANGING, IGNORED, UnknownFields
 from prompt_tuning.server.server_limits import ServerSettings
 from tests.support.running_server import RunningServer, open_chat_model
@@ -113,6 +113,23 @@ def test_a_field_that_would_change_the_answer_is_refused():
         body = {"prompt": "a", name: ["another value"]}
         with pytest.raises(InputError, match=name):
             read_completion(JsonObject("the body", body))
+
+
+def read_turn(**fields):
+    body = {"messages": [{"role": "user", "content": "a"}], **fields}
+    return read_chat(JsonObject("the body", body), 8)
+
+
+def test_thinking_is_not_ignored():
+    for fields in ({"enable_thinking": False}, {"thinking": {"type": "disabled"}}):
+        with pytest.raises(InputError, match="send chat_template_kwargs"):
+            read_turn(**fields)
+
+
+def test_both_names_of_the_number_of_tokens_may_be_given_alike():
+    assert read_turn(max_tokens=3, max_completion_tokens=3).asked == 3
+    with pytest.raises(InputError, match="have unlike values"):
+        read_turn(max_tokens=2, max_completion_tokens=3)
 
 
 def test_fields_that_are_not_read_are_in_the_documents():
