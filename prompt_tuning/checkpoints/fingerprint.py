@@ -71,9 +71,9 @@ def _sample(tensor: StoredTensor, index: int) -> Block:
     """Returns the block of consecutive numbers of the last axis from a flat index."""
     if not tensor.shape:
         return ()
-    *others, last = (int(i) for i in np.unravel_index(index, tensor.shape))
+    *leading, last = (int(i) for i in np.unravel_index(index, tensor.shape))
     end = min(last + SAMPLE_SIZE, tensor.shape[-1])
-    return *(slice(i, i + 1) for i in others), slice(last, end)
+    return *(slice(i, i + 1) for i in leading), slice(last, end)
 
 
 def _spread(size: int, count: int) -> list[int]:

@@ -95,8 +95,8 @@ class EveryOther(Transform):
 
     def read(self, tensor: StoredTensor, block: Block) -> np.ndarray:
         """Reads the pairs of the block."""
-        *others, last = block
-        pairs = tensor.read((*others, slice(2 * last.start, 2 * last.stop)))
+        *leading, last = block
+        pairs = tensor.read((*leading, slice(2 * last.start, 2 * last.stop)))
         return pairs[..., self.first :: 2]
 
 

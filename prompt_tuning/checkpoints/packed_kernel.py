@@ -95,9 +95,9 @@ class PackedKernel(ScaledKernel):
             (slice(groups.start * size, groups.stop * size), columns)
             for groups, columns in blocks
         ]
-        read = read_blocks(self._stored[name], self._recipe.transform, needed)
+        unpacked = read_blocks(self._stored[name], self._recipe.transform, needed)
         results = []
-        for block, weights in zip(blocks, read, strict=True):
+        for block, weights in zip(blocks, unpacked, strict=True):
             packed, scale = self._pack_tiles(weights)
             self._keep(name, block, scale)
             results.append(packed)

@@ -78,8 +78,8 @@ class PublishedKernel:
             needed.append((inputs, columns))
         values = self._codes(name).values
         results = []
-        read = read_blocks(values, self._recipe.transform, needed)
-        for (rows, _), codes in zip(blocks, read, strict=True):
+        unpacked = read_blocks(values, self._recipe.transform, needed)
+        for (rows, _), codes in zip(blocks, unpacked, strict=True):
             first = rows.start % half
             packed = _packed(codes, half)
             results.append(packed[first : first + rows.stop - rows.start])

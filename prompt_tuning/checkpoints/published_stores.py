@@ -69,23 +69,23 @@ def _of_table(recipe: Recipe, stored: Mapping[str, StoredTensor]) -> Store | Non
 def _common(tensors: Sequence[StoredTensor]) -> Store | None:
     """Returns the store for the codes of all layers; None if there is none."""
     codes = [codes_of(tensor) for tensor in tensors]
-    present = [each for each in codes if each is not None]
-    names = {each.store.name for each in present}
-    sizes = {each.values.shape[1] for each in present}
+    present = [held for held in codes if held is not None]
+    names = {held.store.name for held in present}
+    sizes = {held.values.shape[1] for held in present}
     if len(present) < len(codes) or len(names) > 1 or len(sizes) > 1:
         return None
-    groups = {each.store.group for each in present}
-    zeros = any(each.zeros is not None for each in present)
+    groups = {held.store.group for held in present}
+    zeros = any(held.zeros is not None for held in present)
     (size_in,) = sizes
-    ordered = any(each.order is not None for each in present)
-    sizes_of_nested = {each.store.nested for each in present}
+    ordered = any(held.order is not None for held in present)
+    sizes_of_nested = {held.store.nested for held in present}
     alike = len(groups) == len(sizes_of_nested) == 1
     nested = sizes_of_nested.pop() if alike else None
     (name,) = names
     if groups == {None} and not zeros:
         return Store(name)
     # A larger group is several of the smaller ones with the same scale.
-    group = math.gcd(*(each or size_in for each in groups))
+    group = math.gcd(*(group or size_in for group in groups))
     return (
         None
         if group < min(SMALLEST_GROUP, size_in)

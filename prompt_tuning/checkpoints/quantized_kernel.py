@@ -145,8 +145,8 @@ class QuantizedKernel(ScaledKernel):
         """
         distinct = {(part.start, part.stop): part for part in columns}
         blocks: list[Block] = [(self._rows, part) for part in distinct.values()]
-        read = read_blocks(self._stored[name], self._recipe.transform, blocks)
-        columns_read = dict(zip(distinct, read, strict=True))
+        arrays = read_blocks(self._stored[name], self._recipe.transform, blocks)
+        columns_read = dict(zip(distinct, arrays, strict=True))
         for bounds, weights in columns_read.items():
             self._keep(name, (distinct[bounds],), np.asarray(channel_scale(weights)))
         return columns_read

@@ -21,12 +21,12 @@ def reordered(tensor: StoredTensor, order: Int[np.ndarray, "rows"]) -> StoredTen
     """
 
     def read(block: Block) -> np.ndarray:
-        rows, *others = block
+        rows, *columns = block
         needed = order[rows]
         if not len(needed):
-            return tensor.read((slice(0, 0), *others))
+            return tensor.read((slice(0, 0), *columns))
         first, last = int(needed.min()), int(needed.max())
-        return tensor.read((slice(first, last + 1), *others))[needed - first]
+        return tensor.read((slice(first, last + 1), *columns))[needed - first]
 
     changed = dataclasses.replace(tensor, read_block=read, pieces=None)
     if not isinstance(changed, WidenedTensor) or changed.codes is None:

@@ -233,10 +233,10 @@ def plan_restore(
     if not stored:
         raise InputError("the checkpoint contains no arrays")
     derived = _derived(abstract)
-    own = [path for path in abstract if path not in derived]
-    _check_patterns(assignment_map, own)
+    assignable = [path for path in abstract if path not in derived]
+    _check_patterns(assignment_map, assignable)
     origin = os.path.commonpath([tensor.source for tensor in stored.values()])
-    sources = {path: _assigned(path, assignment_map) for path in own}
+    sources = {path: _assigned(path, assignment_map) for path in assignable}
     restored = {
         path: recipes.get(source, Recipe((source,)))
         for path, source in sources.items()
@@ -247,7 +247,9 @@ def plan_restore(
     for path, recipe in restored.items():
         check_recipe(path, weight_shape(path, abstract[path]), recipe, stored)
     restored |= {
-        other: restored[path] for other, path in derived.items() if path in restored
+        derived_path: restored[path]
+        for derived_path, path in derived.items()
+        if path in restored
     }
     fresh = {
         path: _description(path, fresh_by) for path in abstract if path not in restored
@@ -283,10 +285,10 @@ def _quantized(abstract: Mapping[str, jax.ShapeDtypeStruct]) -> tuple[str, ...]:
 def _derived(abstract: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, str]:
     """Returns the kernel of each array that is computed from a kernel's weights."""
     return {
-        other: path
+        derived_path: path
         for path in _quantized(abstract)
         for part in PARTS
-        if (other := part(path)) in abstract
+        if (derived_path := part(path)) in abstract
     }
 
 
@@ -361,7 +363,9 @@ def _check_sources(
 
 
 def _nearest(name: str, candidates: Iterable[str]) -> str:
-    short = (other for other in candidates if len(other) <= MAXIMUM_COMPARED_NAME)
+    short = (
+        candidate for candidate in candidates if len(candidate) <= MAXIMUM_COMPARED_NAME
+    )
     compared = itertools.islice(short, MAXIMUM_COMPARED)
     close = difflib.get_close_matches(name, compared, n=3, cutoff=0.0)
     return ", ".join(close)

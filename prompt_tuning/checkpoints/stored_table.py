@@ -73,8 +73,8 @@ class StoredTable:
         done = 0
         for group in self._groups(distinct):
             first, last = int(group[0]), int(group[-1]) + 1
-            (read,) = self._read([(slice(first, last), slice(0, self.shape[1]))])
-            rows[done : done + len(group)] = read[group - first] * self._multiplier
+            (block,) = self._read([(slice(first, last), slice(0, self.shape[1]))])
+            rows[done : done + len(group)] = block[group - first] * self._multiplier
             done += len(group)
         return rows[positions.reshape(ids.shape)]
 

@@ -127,9 +127,9 @@ class RowsFrom(Transform):
 
     def read(self, tensor: StoredTensor, block: Block) -> np.ndarray:
         """Reads the block at its offset in the stored table."""
-        rows, *others = block
+        rows, *columns = block
         stored = slice(rows.start + self.first, rows.stop + self.first)
-        return tensor.read((stored, *others))
+        return tensor.read((stored, *columns))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,7 +169,7 @@ class FusedPart(Transform):
 
     def read(self, tensor: StoredTensor, block: Block) -> np.ndarray:
         """Reads the groups that the block needs, and returns it."""
-        *others, last = block
+        *leading, last = block
         total = tensor.shape[-1 if self.in_first else 0]
         size = total // self.groups
         first, stop = self._bounds(size)
@@ -178,7 +178,7 @@ class FusedPart(Transform):
         stored = slice(start * size, end * size)
         if self.groups == 1:  # nothing but the block
             stored = slice(first + last.start, first + last.stop)
-        needed = (*others, stored) if self.in_first else (stored, *others[::-1])
+        needed = (*leading, stored) if self.in_first else (stored, *leading[::-1])
         array = self._oriented(tensor.read(needed))
         if self.groups == 1:
             return array
@@ -194,8 +194,8 @@ class FusedPart(Transform):
         unit, rest = divmod(size, sum(self.shares))
         if rest:
             raise ValueError(f"{size} columns are not in the ratio {self.shares}")
-        before = sum(self.shares[: self.index])
-        return unit * before, unit * (before + self.shares[self.index])
+        preceding = sum(self.shares[: self.index])
+        return unit * preceding, unit * (preceding + self.shares[self.index])
 
 
 @dataclasses.dataclass(frozen=True)

@@ -41,8 +41,8 @@ class DerivedSizes:
     @property
     def memory_epsilon(self) -> float:
         """The epsilon of the norm of a recurrent mixer's output."""
-        own = self.recurrent_norm_epsilon
-        return self.norm_epsilon if own is None else own
+        epsilon = self.recurrent_norm_epsilon
+        return self.norm_epsilon if epsilon is None else epsilon
 
     @property
     def rotated_width(self) -> int:

@@ -74,6 +74,6 @@ class FairQueue(Generic[Item]):
         total = self._length + count - free
         if total <= limit:
             return True
-        own = len(self._items.get(client, ())) + count
+        waiting = len(self._items.get(client, ())) + count
         clients = len(self._items) + (client not in self._items)
-        return own <= max(limit // clients, 1) and total <= 2 * limit
+        return waiting <= max(limit // clients, 1) and total <= 2 * limit

@@ -50,9 +50,9 @@ def checks_arguments(function: Function) -> Function:
 
     @functools.wraps(function)
     def checked(*arguments: Any, **parameters: Any) -> Any:
-        given = signature.bind(*arguments, **parameters).arguments
+        bound = signature.bind(*arguments, **parameters).arguments
         hints = get_type_hints(function, include_extras=True)
-        for name, value in given.items():
+        for name, value in bound.items():
             check_value(f"{function.__name__}.{name}", value, hints[name])
         return function(*arguments, **parameters)
 
@@ -220,8 +220,8 @@ def _name_of_kind(kind: Any) -> str:
     if origin is collections.abc.Mapping:
         return f"a dict of {' to '.join(map(_name, inner))}"
     if origin in CONTAINERS:
-        item, *others = inner
-        if others and others[0] is not ...:
+        item, *rest = inner
+        if rest and rest[0] is not ...:
             return f"({', '.join(map(_name, inner))})"
         return f"a list of {'strings' if item is str else _name(item)}"
     return getattr(kind, "__name__", str(kind))

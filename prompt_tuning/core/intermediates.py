@@ -144,13 +144,13 @@ def collect_block(captured: Captured, number: Array | None) -> Iterator[Captured
         yield after
     finally:
         _block.reset(token)
-    for path, before in captured.items():
+    for path, unchanged in captured.items():
         parsed = parse_path(path)
         assert parsed is not None
         if parsed.part not in recorded:
             raise _missing(path)
-        array = recorded[parsed.part].astype(before.dtype)
-        after[path] = jnp.where(number == parsed.block, array, before)
+        array = recorded[parsed.part].astype(unchanged.dtype)
+        after[path] = jnp.where(number == parsed.block, array, unchanged)
 
 
 def record(array: Array, part: str) -> None:

@@ -40,7 +40,7 @@ def acknowledging(message: str, *, after: float = 0.0) -> Iterator[None]:
         return
     receiver, sender = os.pipe()
     os.set_blocking(sender, False)
-    before = signal.set_wakeup_fd(sender, warn_on_full_buffer=False)
+    previous = signal.set_wakeup_fd(sender, warn_on_full_buffer=False)
     watcher = threading.Thread(
         target=_watch, args=(receiver, message, after), daemon=True
     )
@@ -48,7 +48,7 @@ def acknowledging(message: str, *, after: float = 0.0) -> Iterator[None]:
     try:
         yield
     finally:
-        signal.set_wakeup_fd(before)
+        signal.set_wakeup_fd(previous)
         os.close(sender)
         watcher.join()
         os.close(receiver)

@@ -79,7 +79,7 @@ def invoked_positions(
         place = jnp.clip(nearest, 0, length - 1)
         return known & (jnp.take_along_axis(segments, place, axis=1) == segments)
 
-    before = jax.lax.cummax(jnp.where(starts, columns, -1), axis=1)
+    last_start = jax.lax.cummax(jnp.where(starts, columns, -1), axis=1)
     after = jax.lax.cummin(jnp.where(starts, columns, length), axis=1, reverse=True)
     after = jnp.pad(after[:, 1:], ((0, 0), (0, 1)), constant_values=length)
-    return in_same(before) & ~in_same(after)
+    return in_same(last_start) & ~in_same(after)

@@ -100,8 +100,8 @@ def shared_layers(config: "ModelConfig") -> dict[str, int]:
     """Returns the layer whose keys and values each kind of `SHARING` reads."""
     found = mixers(config)
     return {
-        shared: max(i for i, names in enumerate(found) if own in names)
-        for own, shared in SHARING.items()
+        shared: max(i for i, names in enumerate(found) if source in names)
+        for source, shared in SHARING.items()
         if any(shared in names for names in found)
     }
 
@@ -191,9 +191,9 @@ def repetitions(kinds: Sequence[Any]) -> list[LayerRun]:
             pattern = layers[end - period : end]
             start, count = end - period, 1
             while True:
-                length, before = best[start]
+                length, preceding = best[start]
                 found = LayerRun(start, pattern, count)
-                options.append((length + period, [*before, found]))
+                options.append((length + period, [*preceding, found]))
                 start, count = start - period, count + 1
                 if start < 0 or layers[start : start + period] != pattern:
                     break

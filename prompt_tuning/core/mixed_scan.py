@@ -79,8 +79,10 @@ def scan_mixed(
                 path: _entry(parameters[path], ranks.get(part, number))
                 for path, part in present.items()
             }
-            before = {name: entries(own[name], ranks[name]) for name in kept_by(kind)}
-            inputs = layer, entries(others, number), before
+            preceding = {
+                name: entries(own[name], ranks[name]) for name in kept_by(kind)
+            }
+            inputs = layer, entries(others, number), preceding
             return bodies[kind](named(hidden, BLOCK_INPUT), inputs)
 
         return body
@@ -96,7 +98,9 @@ def scan_mixed(
         for name, trees in collected.items():
             outputs[name].append(trees)
     return hidden, {
-        name: jax.tree.map(lambda *each: jnp.concatenate(each), *trees)
+        name: jax.tree.map(
+            lambda *parts_of_stack: jnp.concatenate(parts_of_stack), *trees
+        )
         for name, trees in outputs.items()
     }
 

@@ -167,10 +167,10 @@ def _check_full_attention(config: Any) -> None:
             f"{config.key_value_heads} key_value_heads are no multiple of "
             f"{groups} full_key_value_heads, as they must be"
         )
-    own = set(range(config.layers - config.sharing_layers))
+    unshared = set(range(config.layers - config.sharing_layers))
     if config.sharing_layers and not (
-        own.intersection(config.windowed_layers)
-        and own.difference(config.windowed_layers)
+        unshared.intersection(config.windowed_layers)
+        and unshared.difference(config.windowed_layers)
     ):
         raise InputError(
             f"the last {config.sharing_layers} layers share keys and values of earlier "
@@ -252,8 +252,8 @@ def _check_memories(config: Any) -> None:
             "recurrent_heads, recurrent_key_heads, recurrent_width and "
             f"recurrent_key_width above 0, found {shown(config.recurrence)} and {sizes}"
         )
-    own = config.recurrence == "mamba"
-    if own != (config.step_rank > 0) or (own and sizes[1:3] != (1, 1)):
+    is_mamba = config.recurrence == "mamba"
+    if is_mamba != (config.step_rank > 0) or (is_mamba and sizes[1:3] != (1, 1)):
         raise InputError(
             "the recurrence 'mamba', and no other, needs a step_rank above 0, and has "
             f"one recurrent_key_heads and a recurrent_width of 1, found "

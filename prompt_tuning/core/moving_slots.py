@@ -35,8 +35,8 @@ def update_moving_slots(
         return optimizer.init(moving(params))
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        given = None if params is None else moving(params)
-        moved, state = optimizer.update(moving(updates), state, given)
+        parameters = None if params is None else moving(params)
+        moved, state = optimizer.update(moving(updates), state, parameters)
         changes: Any = moved
         return {
             path: _behind_zeros(changes[path + MOVING], frozen[path])

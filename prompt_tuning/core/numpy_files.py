@@ -127,11 +127,11 @@ def _read_header(stream: Any, source: str) -> tuple[tuple[int, ...], np.dtype]:
         if size > MAXIMUM_HEADER:
             raise ValueError(f"it has {size:,} bytes, at most {MAXIMUM_HEADER:,}")
         stream.seek(len(MAGIC) + 2)
-        read = {
+        parse = {
             1: np.lib.format.read_array_header_1_0,
             2: np.lib.format.read_array_header_2_0,
         }[major]
-        shape, _, dtype = read(stream)
+        shape, _, dtype = parse(stream)
     except Exception as error:
         raise InputError(
             f"{source} has a damaged header: {shown(str(error))}"

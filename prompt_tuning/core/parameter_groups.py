@@ -135,8 +135,8 @@ def label(
 
 def _check_ratios(groups: Sequence[ParameterGroup], labels: Mapping[str, int]) -> None:
     for index, group in enumerate(groups):
-        own = [path for path, number in labels.items() if number == index]
-        if group.lora_plus_ratio != 1 and not any(x.endswith(FASTER) for x in own):
+        in_group = [path for path, number in labels.items() if number == index]
+        if group.lora_plus_ratio != 1 and not any(x.endswith(FASTER) for x in in_group):
             raise InputError(
                 f"ParameterGroup.lora_plus_ratio is {group.lora_plus_ratio:g}, but the "
                 f"group of {', '.join(map(repr, group.regexes))} trains no LoRA; leave "

@@ -109,8 +109,8 @@ class KernelParameters(NamedTuple):
 
     def transposed(self) -> "KernelParameters":
         """Returns the arrays of a table, the transpose of a kernel."""
-        others = (None if x is None else _transposed(x) for x in self[1:])
-        return KernelParameters(_transposed(self.kernel), *others)
+        rest = (None if x is None else _transposed(x) for x in self[1:])
+        return KernelParameters(_transposed(self.kernel), *rest)
 
     @classmethod
     def table_in(cls, module: nnx.Module, name: str) -> Table:
@@ -129,8 +129,8 @@ class KernelParameters(NamedTuple):
     @property
     def stored(self) -> StoredKernel:
         """The arrays, as products take them."""
-        kernel, scale, *others = (None if x is None else x[...] for x in self)
-        return stored_kernel(kernel, scale, *others)
+        kernel, scale, *rest = (None if x is None else x[...] for x in self)
+        return stored_kernel(kernel, scale, *rest)
 
 
 def stored_kernel(

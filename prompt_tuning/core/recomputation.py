@@ -147,5 +147,5 @@ def _separate_arrays(tree: Any) -> tuple[list[Any], _StaticLeaves]:
     kinds = (jax.Array, np.ndarray, np.generic)
     places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, kinds)]
     arrays = [leaves[i] for i in places]
-    others = [None if i in places else leaf for i, leaf in enumerate(leaves)]
-    return arrays, _StaticLeaves(structure, others, places)
+    static = [None if i in places else leaf for i, leaf in enumerate(leaves)]
+    return arrays, _StaticLeaves(structure, static, places)

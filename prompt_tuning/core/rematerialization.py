@@ -179,13 +179,13 @@ class Rematerialization:
 
     def parts(self, layers: int) -> list[tuple[int, int, "Rematerialization"]]:
         """Returns consecutive ranges `(start, stop, policy)` that cover all blocks."""
-        own = dataclasses.replace(self, skip_first=0, skip_last=0, ranges=())
+        middle = dataclasses.replace(self, skip_first=0, skip_last=0, ranges=())
         last, plain = layers - self.skip_last, Rematerialization()
         changes = [(0, self.skip_first, plain), (last, layers, plain)]
         changes[1:1] = [(x.start, x.stop, x.rematerialization) for x in self.ranges]
         parts, end = [], 0
         for start, stop, policy in changes:
-            parts += [(end, start, own), (start, stop, policy)]
+            parts += [(end, start, middle), (start, stop, policy)]
             end = stop
         return [part for part in parts if part[0] < part[1]]
 

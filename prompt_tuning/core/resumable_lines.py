@@ -167,12 +167,12 @@ def _begin(file: Path, settings: dict[str, Any], force: bool) -> LineWriter:
     partial, record = partial_file(file), settings_file(file)
     if not force and record.exists():
         stored = read_object(record)
-        before = stored.nested(SETTINGS).values
+        earlier = stored.nested(SETTINGS).values
         writer = LineWriter(file, stored.flag(REPLACES))
         if partial.exists():
-            _check_same(partial, before, settings)
+            _check_same(partial, earlier, settings)
             return writer
-        if before == settings and file.exists():
+        if earlier == settings and file.exists():
             writer.complete = True
             return writer
     elif not force and partial.exists() and partial.stat().st_size:
@@ -192,18 +192,18 @@ def _begin(file: Path, settings: dict[str, Any], force: bool) -> LineWriter:
 
 
 def _check_same(
-    partial: Path, before: Mapping[str, Any], now: Mapping[str, Any]
+    partial: Path, earlier: Mapping[str, Any], now: Mapping[str, Any]
 ) -> None:
     """Checks that a partial file was begun with the same settings.
 
     Raises:
       InputError: lists the settings that differ.
     """
-    names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    names = [name for name in {**earlier, **now} if earlier.get(name) != now.get(name)]
     if not names:
         return
     listed = ", ".join(
-        f"{name} ({shown(before.get(name))}, now {shown(now.get(name))})"
+        f"{name} ({shown(earlier.get(name))}, now {shown(now.get(name))})"
         for name in names[:MAXIMUM_LINES]
     )
     raise InputError(

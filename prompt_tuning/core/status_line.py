@@ -29,14 +29,14 @@ def show_status(display: Display | None) -> Iterator[None]:
 @contextlib.contextmanager
 def status(name: str | None = None) -> Iterator[None]:
     """Names a stage; without a name, `update_status` inside may name it."""
-    before, token = _name.get(), _inside.set(True)
+    previous, token = _name.get(), _inside.set(True)
     if name is not None:
         update_status(name)
     try:
         yield
     finally:
-        if _name.get() != before:
-            update_status(before)
+        if _name.get() != previous:
+            update_status(previous)
         _inside.reset(token)
 
 

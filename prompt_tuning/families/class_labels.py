@@ -200,11 +200,11 @@ def _read_names(settings: HuggingFaceSettings, head: StoredTensor) -> tuple[str,
             "row for each class"
         )
     default = {str(number): f"LABEL_{number}" for number in range(count)}
-    given = settings.value(NAMES, default)
+    by_index = settings.value(NAMES, default)
     expected = [str(number) for number in range(count)]
-    if not isinstance(given, dict) or sorted(given) != sorted(expected):
+    if not isinstance(by_index, dict) or sorted(by_index) != sorted(expected):
         settings.refuse(NAMES, f"a name for each of the {count} classes from 0")
-    names = tuple(given[number] for number in expected)
+    names = tuple(by_index[number] for number in expected)
     plain = [name.strip() for name in names if isinstance(name, str)]
     if len(set(plain)) < count or "" in plain:
         raise InputError(
@@ -221,8 +221,10 @@ def with_class_head(
     names: Collection[str],
 ) -> dict[str, Recipe]:
     """Returns the recipes of a model with a class head, stored or trained."""
-    others = {path: x for path, x in recipes.items() if not path.startswith("head/")}
+    without_head = {
+        path: x for path, x in recipes.items() if not path.startswith("head/")
+    }
     head = layers.recipes(names)
     if config.tied_head:  # the rows are trained, and the dense layer may be frozen
         head = {p: x for p, x in head.items() if p.startswith("head/transform/")}
-    return others | head
+    return without_head | head

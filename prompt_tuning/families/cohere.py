@@ -16,11 +16,11 @@ from prompt_tuning.families.rotary_settings import read_rotary
 def read_cohere(settings: HuggingFaceSettings) -> dict[str, Any]:
     """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     fields = _read_cohere_layout(settings)
-    each = settings.flag("use_qk_norm", False)
+    normed = settings.flag("use_qk_norm", False)
     return (
         fields
         | read_rotary(settings, fields["head_width"], base=500_000.0)
-        | {"query_key_norm": "each_head" if each else "none"}
+        | {"query_key_norm": "each_head" if normed else "none"}
     )
 
 

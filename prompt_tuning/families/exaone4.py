@@ -25,8 +25,8 @@ def read_exaone4(settings: HuggingFaceSettings) -> dict[str, Any]:
             kinds = alternating(layers, settings.size("sliding_window_pattern", 4))
         windows = read_windows(settings, layers, kinds)
         windowed = windows.get("windowed_layers", ())
-        others = tuple(i for i in range(layers) if i not in windowed)
-        windows["unrotated_layers"] = others
+        unwindowed = tuple(i for i in range(layers) if i not in windowed)
+        windows["unrotated_layers"] = unwindowed
     else:
         reason = "there is no sliding_window"
         settings.require("layer_types", [FULL] * layers, reason)

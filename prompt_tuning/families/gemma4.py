@@ -167,17 +167,17 @@ def _full_sizes(
     settings: HuggingFaceSettings, windows: Mapping[str, Any], groups: int
 ) -> tuple[int, int]:
     """Returns head width and number of key/value heads in layers without a window."""
-    own = settings.nested("per_layer_config", {}).values
+    by_layer = settings.nested("per_layer_config", {}).values
     alike = settings.flag("attention_k_eq_v", False)
-    if not own:
+    if not by_layer:
         wide = settings.size("global_head_dim", 512)
         full = settings.size("num_global_key_value_heads", groups)
         return wide, full if alike else groups
     full = set(range(settings.layers("num_hidden_layers")))
     full -= set(windows.get("windowed_layers", ()))
-    first, *others = own.values()
-    named = {int(x) for x in own if x.isdecimal()}
-    if named != full or any(other != first for other in others):
+    first, *rest = by_layer.values()
+    named = {int(x) for x in by_layer if x.isdecimal()}
+    if named != full or any(sizes != first for sizes in rest):
         settings.refuse("per_layer_config", "the same sizes for all full_attention")
     block = HuggingFaceSettings(f"per_layer_config in {settings.source}", first)
     width = block.size("head_dim", settings.size("head_dim"))

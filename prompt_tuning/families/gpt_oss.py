@@ -67,13 +67,13 @@ def read_gpt_oss(settings: HuggingFaceSettings) -> dict[str, Any]:
 def gpt_oss_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Recipe]:
     """Returns the recipes of all parameters; see `Family.recipes`."""
     prefix = "" if "embed_tokens.weight" in names else PREFIX
-    others = {
+    tensors = {
         f"decoder/layers/{ours}": layered(
             f"{prefix}layers.{{}}.{name}", config.layers, part
         )
         for ours, (name, part) in TENSORS.items()
     }
-    return layout_recipes(config, names, modules=ATTENTION) | others
+    return layout_recipes(config, names, modules=ATTENTION) | tensors
 
 
 GPT_OSS = dataclasses.replace(

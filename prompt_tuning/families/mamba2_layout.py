@@ -108,8 +108,8 @@ def read_kinds(settings: HuggingFaceSettings, layers: int) -> list[str]:
       InputError: for another kind.
     """
     name = "layer_types" if "layer_types" in settings else "layers_block_type"
-    given = settings.sequence(name, [LINEAR] * layers)
-    kinds = [OLD_KINDS.get(str(kind), str(kind)) for kind in given]
+    listed = settings.sequence(name, [LINEAR] * layers)
+    kinds = [OLD_KINDS.get(str(kind), str(kind)) for kind in listed]
     if len(kinds) != layers or not set(kinds) <= {LINEAR, FULL}:
         expected = f"a list of {layers} texts, each {LINEAR!r} or {FULL!r}"
         settings.refuse(name, expected)

@@ -29,6 +29,6 @@ def tap_names(
         taps = TapsOfPart(FusedPart(i, shares, in_first=False))
         names[f"{config.recurrence}/taps/{name}"] = (f"{module}.weight", taps)
         if biased:
-            own = f"{module}.bias", FusedPart(i, shares)
-            names[f"{config.recurrence}/tap_bias/{name}"] = own
+            bias = f"{module}.bias", FusedPart(i, shares)
+            names[f"{config.recurrence}/tap_bias/{name}"] = bias
     return names

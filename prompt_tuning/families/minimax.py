@@ -83,8 +83,8 @@ def _read_factors(settings: HuggingFaceSettings) -> dict[str, float]:
     found = {}
     for ours, kind in (("skip", "alpha"), ("residual", "beta")):
         names = [f"{name}_{kind}_factor" for name in SUBLAYERS]
-        first, *others = (settings.positive(name, 1.0) for name in names)
-        for name, value in zip(names[1:], others, strict=True):
+        first, *rest = (settings.positive(name, 1.0) for name in names)
+        for name, value in zip(names[1:], rest, strict=True):
             if value != first:
                 settings.refuse(name, f"{first}, as {names[0]}")
         found[f"{ours}_multiplier"] = first
@@ -93,7 +93,7 @@ def _read_factors(settings: HuggingFaceSettings) -> dict[str, float]:
 
 def minimax_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Recipe]:
     """Returns the recipes of all parameters; see `Family.recipes`."""
-    prefix, fused, output, others = prefix_of(names), {}, {}, {}
+    prefix, fused, output, rest = prefix_of(names), {}, {}, {}
     if config.recurrent_layers:
         shares = (1,) * len(ORDER)
         fused = {
@@ -108,14 +108,14 @@ def minimax_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Re
             "decay_rate": ("self_attn.slope_rate", flattened),
             "norm_scale": ("self_attn.norm.weight", identity),
         }
-        others = {f"lightning/{ours}": x for ours, x in tensors.items()}
+        rest = {f"lightning/{ours}": x for ours, x in tensors.items()}
     recipes = layout_recipes(
         config,
         names,
         modules=ATTENTION | {f"lightning/{ours}": x for ours, x in output.items()},
         norms={"self_attention_out_norm": AFTER},
         fused=fused,
-        others=others,
+        others=rest,
     )
     final = recipes.pop("decoder/final_norm/scale")
     first, *norms = (

@@ -101,8 +101,8 @@ def modernbert_recipes(
         "token_embedder/embedding": prefix + TABLE,
         "embedding_norm/scale": f"{prefix}embeddings.norm.weight",
     }
-    given = (tables, f"{prefix}layers.{{}}.", layer, f"{prefix}final_norm")
-    recipes = decoder_recipes(config, *given, head="decoder.weight")
+    arguments = (tables, f"{prefix}layers.{{}}.", layer, f"{prefix}final_norm")
+    recipes = decoder_recipes(config, *arguments, head="decoder.weight")
     norm = recipes[f"decoder/layers/{NORM}"]
     # The first layer has none; the model leaves out what is read in its place.
     instead = recipes["decoder/layers/mlp_norm/scale"].sources[0]

@@ -60,7 +60,7 @@ def read_nemotron_h(settings: HuggingFaceSettings) -> dict[str, Any]:
     """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     kinds = _read_kinds(settings)
     numbers = {
-        kind: tuple(i for i, each in enumerate(kinds) if each == kind)
+        kind: tuple(i for i, layer_kind in enumerate(kinds) if layer_kind == kind)
         for kind in LETTERS.values()
     }
     for name, (value, reason) in REQUIRED.items():

@@ -49,8 +49,8 @@ def qwen3_5_moe_recipes(
         if f"{start}layers.0.{INWARD}" in names
         else separate_experts(config, start)
     )
-    others = qwen3_5_recipes(config, names, prefix=prefix, head=head)
-    return others | experts | shared_experts(config, start)
+    recipes = qwen3_5_recipes(config, names, prefix=prefix, head=head)
+    return recipes | experts | shared_experts(config, start)
 
 
 QWEN3_5_MOE_TEXT = dataclasses.replace(

@@ -93,10 +93,10 @@ def read_window_rotary(settings: HuggingFaceSettings, base: float) -> dict[str, 
       InputError: if these layers' frequencies are scaled, or the rest are scaled by the
         old key `type`.
     """
-    others = _rotary_block(settings)
-    if "rope_type" not in others and others.text("type", "default") != "default":
+    full = _rotary_block(settings)
+    if "rope_type" not in full and full.text("type", "default") != "default":
         unclear = "transformers 4 reads `type` in this family, and 5 ignores it"
-        others.refuse("type", f"the key rope_type: {unclear}")
+        full.refuse("type", f"the key rope_type: {unclear}")
     block = _block(settings, "rope_parameters", SLIDING)
     block.require("rope_type", "default", "scaling in windowed layers is unknown")
     return {"window_rotary_base": block.positive("rope_theta", base)}

@@ -44,8 +44,8 @@ def read_t5gemma(settings: HuggingFaceSettings) -> dict[str, Any]:
     )
     # Without a layer that has a window, a part has none.
     encoder, decoder = (
-        {"window": other.get("window"), **part}
-        for part, other in ((encoder, decoder), (decoder, encoder))
+        {"window": counterpart.get("window"), **part}
+        for part, counterpart in ((encoder, decoder), (decoder, encoder))
     )
     for name in sorted(decoder.keys() - DIFFERENT):
         if encoder[name] != decoder[name]:

@@ -44,12 +44,12 @@ def config_bindings(config: ModelConfig) -> list[str]:
     values["version"] = "1.0" if config.tied_head else "1.1"
     if config.encoder_layers == config.layers:
         values["encoder_layers"] = None
-    given = [
+    bindings = [
         f"t5_config.{name}={values[name]!r}"
         for name, parameter in signature.items()
         if values[name] != parameter.default
     ]
-    return ["Pretrained.config=@t5_config()", *given]
+    return ["Pretrained.config=@t5_config()", *bindings]
 
 
 def t5x_arrays(

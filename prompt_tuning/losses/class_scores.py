@@ -43,8 +43,8 @@ def class_hinge(
     costs the constant `margin` and has no gradient.
     """
     # [B]: highest score among the wrong classes
-    others = jnp.where(_is_gold(scores, gold), -jnp.inf, scores).max(axis=-1)
-    return jax.nn.relu(margin + others - _gold_scores(scores, gold))
+    best_wrong = jnp.where(_is_gold(scores, gold), -jnp.inf, scores).max(axis=-1)
+    return jax.nn.relu(margin + best_wrong - _gold_scores(scores, gold))
 
 
 def _is_gold(scores: Array, gold: Array) -> Bool[Array, "B C"]:

@@ -91,16 +91,16 @@ class Contrastive(Objective):
         weights = jnp.asarray(batch.example_weights)  # [E]
         texts = unit_vectors(hidden, batch.loss_weights)
         texts = texts.reshape(len(weights), -1, texts.shape[-1])  # [E, C, D]
-        others = collectives.gather_batch(texts[:, 1:])
-        count = others.shape[1]  # candidates of each example
+        candidates = collectives.gather_batch(texts[:, 1:])
+        count = candidates.shape[1]  # candidates of each example
         present = jnp.repeat(collectives.gather_batch(weights) > 0, count)
-        products = texts[:, 0] @ others.reshape(-1, texts.shape[-1]).T
+        products = texts[:, 0] @ candidates.reshape(-1, texts.shape[-1]).T
         # Of minus infinities alone, in a micro-batch of filling, the loss would be nan.
         lowest = jnp.finfo(products.dtype).min
         scores = jnp.where(present, products / float(self.temperature), lowest)
         first = collectives.row_range(len(weights)).first
-        own = (first + jnp.arange(len(weights))) * count
-        right = jnp.take_along_axis(scores, own[:, None], axis=1)[:, 0]
+        positive_places = (first + jnp.arange(len(weights))) * count
+        right = jnp.take_along_axis(scores, positive_places[:, None], axis=1)[:, 0]
         # A filling example's own score is the lowest, and its loss has no weight.
         right = jnp.where(weights > 0, right, 0)
         losses = jax.nn.logsumexp(scores, axis=1) - right

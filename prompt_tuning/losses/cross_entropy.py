@@ -320,7 +320,10 @@ def _forward(hidden, head, targets, teacher, terms: LossTerms, columns):
         losses, d_hidden, *d_head = _map_chunks(chunk, values, kernel.shape[0])
     trains = (trains_kernel, trains_bias, trains_rows)
     trained = HeadWeights(
-        *(leaf if each else None for leaf, each in zip(head, trains, strict=True))
+        *(
+            leaf if is_trained else None
+            for leaf, is_trained in zip(head, trains, strict=True)
+        )
     )
     for_head = (values[0], *d_head, trained) if any(trains) else None
     return losses, (d_hidden, for_head, targets.value)

@@ -108,8 +108,8 @@ class ReferencedKTO(AnswerObjective):
         """Computes losses and leads from the log-ratios of both rows."""
         settings, good = self.settings, jnp.asarray(batch.gold) == 1
         real = jnp.asarray(batch.example_weights) > 0
-        others = jax.lax.stop_gradient(ratios[:, 1])
-        mean = jnp.sum(jnp.where(real, others, 0)) / jnp.maximum(jnp.sum(real), 1)
+        mismatched = jax.lax.stop_gradient(ratios[:, 1])
+        mean = jnp.sum(jnp.where(real, mismatched, 0)) / jnp.maximum(jnp.sum(real), 1)
         leads = (ratios[:, 0] - jnp.maximum(mean, 0)) * jnp.where(good, 1, -1)
         weights = jnp.where(
             good, float(settings.desirable_weight), float(settings.undesirable_weight)

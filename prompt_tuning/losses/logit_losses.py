@@ -141,8 +141,8 @@ def completed(top: TopTargets, student: LogitShard) -> LogitShard:
     index = top.ids - columns.first
     here = jnp.isfinite(top.logprobs) & (index >= 0) & (index < columns.count)
     places = rows, jnp.where(here, index, columns.count)  # the last one is dropped
-    others = student.logits.at[places].set(MASKED_LOGIT, mode="drop")
-    rest = LogitShard.from_logits(others, columns).log_softmax
+    remaining = student.logits.at[places].set(MASKED_LOGIT, mode="drop")
+    rest = LogitShard.from_logits(remaining, columns).log_softmax
     left = jnp.maximum(1 - jnp.exp(top.logprobs).sum(-1), LEAST_MASS)
     logprobs = rest + jnp.log(left)[:, None]
     logprobs = logprobs.at[places].set(top.logprobs, mode="drop")

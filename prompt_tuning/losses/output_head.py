@@ -131,14 +131,14 @@ def head_logits(
 
 def replace_columns(
     logits: Float[Array, "*lead v"],
-    own: Float[Array, "*lead n"],
+    row_logits: Float[Array, "*lead n"],
     columns: ReplacedColumns,
 ) -> Float[Array, "*lead V"]:
     """Replaces a kernel's logits by those of single rows, or appends them."""
     missing = columns.total - logits.shape[-1]
     padding = [(0, 0)] * (logits.ndim - 1) + [(0, missing)]
     logits = jnp.pad(logits, padding, constant_values=-jnp.inf)
-    return logits.at[..., jnp.asarray(columns.ids)].set(own)
+    return logits.at[..., jnp.asarray(columns.ids)].set(row_logits)
 
 
 def hidden_gradient(

@@ -92,8 +92,8 @@ class Attention(nnx.Module):
 
         def dense(name, sizes, axes, scale=1.0):
             bias, dtype = name in config.biased_projections, config.parameter_dtype
-            given: dict[str, Any] = {"bias": bias, "dtype": dtype, "scale": scale}
-            return Dense(named_key(key, name), sizes, axes, layers=layers, **given)
+            options: dict[str, Any] = {"bias": bias, "dtype": dtype, "scale": scale}
+            return Dense(named_key(key, name), sizes, axes, layers=layers, **options)
 
         # T5 does not scale scores at run time; its query kernel starts smaller instead.
         start = 1.0 if config.scale_scores else config.head_width**-0.5

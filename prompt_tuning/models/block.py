@@ -77,12 +77,12 @@ def local_heads(state: RecurrentState, config: ModelConfig) -> RecurrentState:
     sizes = [values if name == "value" else keys for name in mixer.order]
     parts = jnp.split(window, np.cumsum(sizes)[:-1], axis=-1)
     axes = [MEMORY_HEADS if name == "value" else MEMORY_KEYS for name in mixer.order]
-    own = [
+    shards = [
         collectives.local_memory(part, axis, 2)
         for part, axis in zip(parts, axes, strict=True)
     ]
     memory = collectives.local_memory(memory, MEMORY_HEADS, 1)
-    return RecurrentState(jnp.concatenate(own, axis=-1), memory)
+    return RecurrentState(jnp.concatenate(shards, axis=-1), memory)
 
 
 class Block(nnx.Module):

@@ -108,9 +108,9 @@ def input_mask(
 
     `sees` is what prompts attend to; everything if None.
     """
-    given = rows.is_input(length)
+    inputs = rows.is_input(length)
     sees = sees or masks.Visibility()
-    mask = masks.decoder_region_mask(given, jnp.zeros_like(given), sees)
+    mask = masks.decoder_region_mask(inputs, jnp.zeros_like(inputs), sees)
     if rows.segment_ids is not None:
         mask &= masks.segment_mask(rows.segment_ids, rows.segment_ids)
     return mask
@@ -155,9 +155,9 @@ class DecoderOnly(LanguageModel):
         zero.
         """
         in_stream = self.decoder.stream_positions(positions, rows, text_length)
-        before = jnp.maximum(in_stream - 1, 0)  # [B, m]
+        predicting = jnp.maximum(in_stream - 1, 0)  # [B, m]
         # [B, S, D] -> [B, m, D]
-        selected = jnp.take_along_axis(text, before[..., None], axis=1, mode="clip")
+        selected = jnp.take_along_axis(text, predicting[..., None], axis=1, mode="clip")
         if last is None:
             return selected
         in_example, last = positions, last_vectors(last, positions, rows)
@@ -198,9 +198,9 @@ class DecoderOnly(LanguageModel):
             pooled = self._pool(text, rows, length)[:, None]  # [B, 1, D]
             return jnp.repeat(pooled, batch.loss_positions.shape[1], axis=1)
         if self.config.labels:
-            each = self.config.problem == "tokens"
+            tags_tokens = self.config.problem == "tokens"
             decoder = self.decoder
-            at = decoder.stream_positions if each else decoder.end_positions
+            at = decoder.stream_positions if tags_tokens else decoder.end_positions
             ends = at(batch.loss_positions, rows, length)  # [B, m]
             states = jnp.take_along_axis(text, ends[..., None], axis=1, mode="clip")
             return self._normalize_output(states)
@@ -348,8 +348,8 @@ class DecoderOnly(LanguageModel):
         if self.type_embedder is not None and self.config.separator_id is not None:
             # Prompts and these tokens get the first type where they are joined.
             first, second, *_ = self.type_embedder.embedding[...].astype(text.dtype)
-            given = tokens, rows.segment_ids, self.config.separator_id
-            text += second_types(*given)[..., None] * (second - first)
+            arguments = tokens, rows.segment_ids, self.config.separator_id
+            text += second_types(*arguments)[..., None] * (second - first)
         stream = self.decoder.text_stream(text, rows, key)
         if self.invocation:
             segments = rows.segments(tokens.shape[1])

@@ -81,8 +81,8 @@ def _run_chunk(inputs, memory, examples):
     )
     solved = solve_unit_triangular(system, right)
     width = value.shape[-1]
-    before = examples.read(solved[..., width:], memory)
-    change = solved[..., :width] - before  # [R, H, C, V]
+    remembered = examples.read(solved[..., width:], memory)
+    change = solved[..., :width] - remembered  # [R, H, C, V]
     seen = jnp.einsum("rhik,rhjk->rhij", query, key) * left
     output = examples.read(query * jnp.exp(since)[..., None], memory) + seen @ change
     memory = examples.at_end(memory) * jnp.exp(since[..., -1])[..., None, None]

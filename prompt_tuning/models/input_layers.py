@@ -63,11 +63,11 @@ def second_types(
     of each token.
     """
     ends = (tokens == separator).astype(jnp.int32)
-    before = jnp.cumsum(ends, axis=1) - ends
+    preceding = jnp.cumsum(ends, axis=1) - ends
     if segments is not None:
         starts = jnp.arange(tokens.shape[1]) - positions_in_segment(segments)
-        before -= jnp.take_along_axis(before, starts, axis=1)
-    return before > 0
+        preceding -= jnp.take_along_axis(preceding, starts, axis=1)
+    return preceding > 0
 
 
 class InputLayers(nnx.Module):

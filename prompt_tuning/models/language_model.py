@@ -165,8 +165,8 @@ class LanguageModel(nnx.Module):
         mask = masks.decoder_causal_mask(width - 1)
         active = None
         if self.invocation:
-            given = batch.tokens.shape[1]
-            segments = masks.real_tokens(batch.lengths, given).astype(jnp.int32)
+            length = batch.tokens.shape[1]
+            segments = masks.real_tokens(batch.lengths, length).astype(jnp.int32)
             marks = invoked_positions(batch.tokens, segments, self.invocation)
             active = jnp.repeat(marks.any(1), count)[:, None]  # [B * C, 1]
         return [Stream(embedded, positions, mask, active=active)]
@@ -235,14 +235,14 @@ class LanguageModel(nnx.Module):
         bias = None
         if self.head is not None:
             bias = applied_bias(self.head.bias, self.head.adapters)
-        own = self._replaced_rows()
-        plain = cap is None and bias is None and own is None
+        replaced = self._replaced_rows()
+        plain = cap is None and bias is None and replaced is None
         if plain and not isinstance(kernel, QuantizedTable):
             return kernel
-        if own is None:
+        if replaced is None:
             return OutputHead(kernel, bias, cap)
-        columns = ReplacedColumns(own.ids, self.config.vocabulary_size)
-        return OutputHead(kernel, bias, cap, own.rows, columns)
+        columns = ReplacedColumns(replaced.ids, self.config.vocabulary_size)
+        return OutputHead(kernel, bias, cap, replaced.rows, columns)
 
     def _replaced_rows(self) -> HeadRows | None:
         """Returns trained rows that replace some of the head's, or None."""

@@ -40,10 +40,10 @@ class ChunkExamples(NamedTuple):
         cls,
         starts: Float[Array, "R n H K V"],
         examples: Int[Array, "R C"] | None,
-        before: Int[Array, "R"],
+        previous: Int[Array, "R"],
         length: int,
     ) -> "ChunkExamples":
-        """Describes a chunk of `length` positions; `before` is the previous example."""
+        """Describes a chunk of `length` positions after the example `previous`."""
         together = jnp.tri(length, dtype=bool)[None]
         if examples is None:
             return cls(starts, together, None, None)
@@ -51,7 +51,7 @@ class ChunkExamples(NamedTuple):
         base = jax.nn.one_hot(jnp.maximum(examples - 1, 0), starts.shape[1])
         if starts.shape[1] == 1:
             base = jnp.ones((*examples.shape, 1))
-        return cls(starts, together, examples == before[:, None], base)
+        return cls(starts, together, examples == previous[:, None], base)
 
     def decays(
         self, decay: Float[Array, "R H C"]

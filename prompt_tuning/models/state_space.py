@@ -75,8 +75,8 @@ def _run_chunk(inputs, memory, examples):
     added = value * step[..., None]  # [R, H, C, V]
     scores = jnp.einsum("rgik,rgjk->rgij", query, key)
     seen = jnp.repeat(scores, heads // key.shape[1], axis=1) * left  # [R, H, C, C]
-    before = examples.read(query, memory) * jnp.exp(since)[..., None]
-    output = before + seen @ added
+    remembered = examples.read(query, memory) * jnp.exp(since)[..., None]
+    output = remembered + seen @ added
     memory = examples.at_end(memory) * jnp.exp(since[..., -1])[..., None, None]
     kept = (added * left[..., -1, :, None]).reshape(
         rows, key.shape[1], -1, length, width

@@ -298,8 +298,8 @@ class Stack(nnx.Module):
 
         def project(layer):
             parameters, key = layer
-            own = move_to_device(parameters)
-            whole = parameter_gathering.gather_parameters(own, axes)
+            on_device = move_to_device(parameters)
+            whole = parameter_gathering.gather_parameters(on_device, axes)
             attention = cast(Attention, merge(graph, whole))
             return attention.encoded_source(encoded, key, shared)
 
@@ -349,7 +349,7 @@ class Stack(nnx.Module):
                 for s in streams[:i]
             ]
             rows, length, _ = stream.hidden.shape
-            before = [
+            preceding = [
                 self._view(
                     mask_of_rows(mask, rows), chosen, stream.positions, positions
                 )._replace(shared=count == 1)
@@ -363,11 +363,13 @@ class Stack(nnx.Module):
             positions = jnp.arange(length)[None]  # [1, Q]
             if self.config.chunked:  # but chunks begin at certain ones
                 positions = stream.positions
-            own = self._view(stream.mask, None, positions, positions)
-            if kernel is None or not is_fusable((*before, own), kernel):
-                own = own.with_mask_array(length)
+            within = self._view(stream.mask, None, positions, positions)
+            if kernel is None or not is_fusable((*preceding, within), kernel):
+                within = within.with_mask_array(length)
             first, total = stream.row_range
-            view = StreamView((rows, length), (*before, own), encoded, first, total)
+            view = StreamView(
+                (rows, length), (*preceding, within), encoded, first, total
+            )
             if self.relative_vectors is not None:
                 view = view._replace(relative=self.relative_vectors.within(length))
             if any(MIXERS.keys() & {*kind} for kind in self.kinds):

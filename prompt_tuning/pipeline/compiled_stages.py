@@ -67,11 +67,11 @@ class CompiledStages:
             local = first.local(self._padded(self._shapes), specs)
             gathered = jax.eval_shape(lambda p: first.gather(p, self._axes), local)
             leaves, structure = jax.tree.flatten(others)
-            own = [
+            stage_shapes = [
                 first.local(x, spec)
                 for x, spec in zip(leaves, self._leaf_specs, strict=True)
             ]
-            own_others = jax.tree.unflatten(structure, own)
+            own_others = jax.tree.unflatten(structure, stage_shapes)
             return StagedModel(graph, objective, gathered, own_others, layers)
 
         self.model = first.trace(divide)
@@ -108,11 +108,14 @@ class CompiledStages:
             if model.prefix is not None:
                 others = self._key_leaves, [WHOLE] * len(self._key_leaves)
                 inputs = {"carried": prefix_carried, "prefix": {}}
-                own = self._programs(stage, model.prefix[stage], inputs, others)
-                prefix_programs.append(own)
-                prefix_carried = own.outputs["carried"]
+                stage_programs = self._programs(
+                    stage, model.prefix[stage], inputs, others
+                )
+                prefix_programs.append(stage_programs)
+                prefix_carried = stage_programs.outputs["carried"]
                 prefix = {
-                    i: own.outputs["outputs"][i] for i in sorted(part.prefix.values())
+                    i: stage_programs.outputs["outputs"][i]
+                    for i in sorted(part.prefix.values())
                 }
             inputs = {"carried": carried, "prefix": prefix}
             others = self._leaves, self._leaf_specs
@@ -124,15 +127,15 @@ class CompiledStages:
 
     def _programs(self, stage: int, part: Any, inputs: Any, others: Any) -> Any:
         leaves, specs = others
-        read = sorted(part.others.values())
-        own = self._own_shapes[stage]
+        indices = sorted(part.others.values())
+        stage_shapes = self._own_shapes[stage]
         return StagePrograms(
             self._stages[stage],
             part,
             self._axes,
-            (self._select(own, True), self._select(own, False)),
+            (self._select(stage_shapes, True), self._select(stage_shapes, False)),
             inputs,
-            ({i: leaves[i] for i in read}, {i: specs[i] for i in read}),
+            ({i: leaves[i] for i in indices}, {i: specs[i] for i in indices}),
         )
 
     def _select(self, parameters: Mapping[str, Any], trained: bool) -> dict[str, Any]:
@@ -150,11 +153,11 @@ class CompiledStages:
     def _zero_program(self, stage: int) -> Program:
         """Returns the program of the sums before the first micro-batch."""
         devices, programs = self._stages[stage], self.programs[stage]
-        read = sorted(self.model.micro_batch[stage].prefix.values())
+        indices = sorted(self.model.micro_batch[stage].prefix.values())
         kinds = {}
         if self.prefix_programs:
             outputs = self.prefix_programs[stage].outputs["outputs"]
-            kinds = {i: outputs[i] for i in read}
+            kinds = {i: outputs[i] for i in indices}
 
         def zeros() -> tuple[Any, Any]:
             return zeros_for_sum(programs.weights), zeros_for_sum(kinds)
@@ -178,7 +181,9 @@ class CompiledStages:
             (gradient,) = pull_back(total)
             gradient, sums = devices.reduce(gradient, axes, sums)
             parts = {p: self._join.part(p, x) for p, x in gradient.items()}
-            return parts, {i: jnp.stack(each)[None] for i, each in sums.items()}
+            return parts, {
+                i: jnp.stack(parts_of_sum)[None] for i, parts_of_sum in sums.items()
+            }
 
         results = {path: PartitionSpec(None, *spec) for path, spec in specs.items()}
         arguments = (specs, PER_DEVICE, PER_DEVICE)
@@ -287,19 +292,19 @@ class CompiledStages:
     ) -> StageWork:
         """Places everything that a stage reads in a step."""
         devices, model = self._stages[stage], self.model
-        read = sorted(model.micro_batch[stage].others.values())
+        indices = sorted(model.micro_batch[stage].others.values())
         prefix = model.prefix[stage].others.values() if model.prefix else ()
         loss_gradients = self._loss_gradients(stage, share)
         placed = devices.put(
             (
                 rows,
-                [{i: leaves[i] for i in read} for leaves in others],
+                [{i: leaves[i] for i in indices} for leaves in others],
                 {i: key_leaves[i] for i in sorted(prefix)},
                 loss_gradients,
             ),
             (
                 devices.specs(list(rows), self._axes),
-                [{i: self._leaf_specs[i] for i in read}] * len(others),
+                [{i: self._leaf_specs[i] for i in indices}] * len(others),
                 dict.fromkeys(sorted(prefix), WHOLE),
                 dict.fromkeys(loss_gradients, PER_DEVICE),
             ),

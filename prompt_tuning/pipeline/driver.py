@@ -220,20 +220,20 @@ def divide_rows(batch: Batch, microbatches: int) -> Batch:
       InputError: if the rows cannot be divided.
     """
     leading = batch.tokens.shape[:-1]  # (B,) or (A, B)
-    given = 1 if len(leading) == 1 else leading[0]
-    if given == microbatches:
+    present = 1 if len(leading) == 1 else leading[0]
+    if present == microbatches:
         return batch
     rows = leading[-1]
-    if microbatches % given or rows % (microbatches // given):
+    if microbatches % present or rows % (microbatches // present):
         raise InputError(
-            f"a step has {given} x {rows} rows, which cannot be divided among "
+            f"a step has {present} x {rows} rows, which cannot be divided among "
             f"{microbatches} micro-batches: set Pipeline.microbatches or "
             "DataSource.batch_size to another number"
         )
 
     def divide(leaf: jax.Array) -> jax.Array:
-        own = leaf.shape[len(leading) - 1] * given // microbatches
-        return jnp.reshape(leaf, (microbatches, own, *leaf.shape[len(leading) :]))
+        size = leaf.shape[len(leading) - 1] * present // microbatches
+        return jnp.reshape(leaf, (microbatches, size, *leaf.shape[len(leading) :]))
 
     return jax.tree.map(divide, batch)
 
@@ -287,26 +287,26 @@ def run_in_threads(workers: Sequence[StageWorker | None], orders: Orders) -> Non
       Exception: the first one that a stage raised; by then all threads have ended.
     """
     failures: list[BaseException] = []
-    own = {place: w for place, w in enumerate(workers) if w is not None}
+    local = {place: w for place, w in enumerate(workers) if w is not None}
     stages = len(orders)
 
     def work(stage: int) -> None:
         try:
             for kind, microbatch, chunk in orders[stage]:
-                own[chunk * stages + stage].run(kind, microbatch)
+                local[chunk * stages + stage].run(kind, microbatch)
             for place in range(stage, len(workers), stages):
-                own[place].wait()
+                local[place].wait()
         except StoppedError:
             return
         except BaseException as error:
             failures.append(error)
-            for worker in own.values():
+            for worker in local.values():
                 worker.stop()
 
     threads = [
         threading.Thread(target=work, args=(stage,), name=f"stage {stage}", daemon=True)
         for stage in range(stages)
-        if stage in own
+        if stage in local
     ]
     for thread in threads:
         thread.start()

@@ -50,7 +50,7 @@ class MicrobatchConcatenation:
         ]
 
 
-def _axis(each: Sequence[int], joined: Sequence[int]) -> int | None:
+def _axis(part: Sequence[int], joined: Sequence[int]) -> int | None:
     """Returns the dimension in which two shapes differ; None if they are equal."""
-    pairs = enumerate(zip(each, joined, strict=True))
-    return next((axis for axis, (one, other) in pairs if one != other), None)
+    pairs = enumerate(zip(part, joined, strict=True))
+    return next((axis for axis, (one, whole) in pairs if one != whole), None)

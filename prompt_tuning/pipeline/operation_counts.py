@@ -135,8 +135,8 @@ class _Stack:
         work = self._attention(config)
         for path, logical in axes.items():
             names = logical.names
-            own = path.startswith(f"{self.name}/") and LAYERS in names
-            if own and _is_matrix(path, names) and not describes_kernel(path):
+            in_stack = path.startswith(f"{self.name}/") and LAYERS in names
+            if in_stack and _is_matrix(path, names) and not describes_kernel(path):
                 size = _used_size(config, names, weight_shape(path, shapes[path]))
                 work += self._product(path, size, path in trained)
         if self._policy(config) == "nothing":  # p1 runs the block again
@@ -154,9 +154,11 @@ class _Stack:
         """Returns the operations of a projection: two per weight and token."""
         reads_encoder = any(part in path for part in READS_ENCODER)
         tokens = self.batch.inputs if reads_encoder else self.tokens
-        each = 2 * self.batch.rows * tokens * size
+        operations = 2 * self.batch.rows * tokens * size
         prefix = 0 if reads_encoder else 2 * self.prompt * size
-        return Work(each, each, each if trained else 0, prefix, prefix)
+        return Work(
+            operations, operations, operations if trained else 0, prefix, prefix
+        )
 
     def _attention(self, config: ModelConfig) -> Work:
         """Returns the operations of scores and of their weighted sums of values."""
@@ -164,10 +166,10 @@ class _Stack:
         if self.name == "decoder" and config.architecture == "encoder_decoder":
             keys += self.batch.prompt + self.batch.inputs
         width = config.heads * config.head_width
-        each = 4 * self.batch.rows * self.tokens * keys * width
+        operations = 4 * self.batch.rows * self.tokens * keys * width
         prefix = 4 * self.prompt * self.prompt * width
         # Both factors of a product are activations, so both have a gradient.
-        return Work(each, 2 * each, 0, prefix, 2 * prefix)
+        return Work(operations, 2 * operations, 0, prefix, 2 * prefix)
 
 
 def _is_matrix(path: str, names: Sequence[str]) -> bool:
@@ -192,9 +194,11 @@ def _head(
 
     That gradient is computed with the loss, in the forward pass.
     """
-    each = 2 * batch.rows * batch.positions * config.width * config.vocabulary_size
+    operations = (
+        2 * batch.rows * batch.positions * config.width * config.vocabulary_size
+    )
     table = "head/kernel"
     if config.tied_head:
         owner = "decoder" if config.separate_tables else "token"
         table = f"{owner}_embedder/embedding"
-    return Work(2 * each, 0, each if table in trained else 0)
+    return Work(2 * operations, 0, operations if table in trained else 0)

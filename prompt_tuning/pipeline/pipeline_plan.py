@@ -103,8 +103,8 @@ class PipelinePlan:
           postponed: bytes of them, and of p1's results, that it keeps for p2.
         """
         sizes = self.of_stages(kept), self.of_stages(postponed)
-        each = zip(self.orders, *sizes, strict=True)
-        return tuple(int(peak_held(*arguments)) for arguments in each)
+        by_stage = zip(self.orders, *sizes, strict=True)
+        return tuple(int(peak_held(*arguments)) for arguments in by_stage)
 
     def needed_microbatches(self) -> int | None:
         """Returns the fewest micro-batches with a small bubble, or None."""
@@ -115,8 +115,8 @@ class PipelinePlan:
     def report(self) -> str:
         """Describes the plan and its bubble in one line."""
         parts = "two parts" if self.two_stage else "one part"
-        each = self.of_stages(self.layers)
-        blocks = ", ".join(" + ".join(map(str, chunks)) for chunks in each)
+        by_stage = self.of_stages(self.layers)
+        blocks = ", ".join(" + ".join(map(str, chunks)) for chunks in by_stage)
         schedule = self.schedule
         if self.virtual > 1:
             schedule += f" with {self.virtual} interleaved chunks of each stage"

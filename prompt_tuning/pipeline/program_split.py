@@ -102,8 +102,8 @@ class Half(NamedTuple):
         """Returns the steps that some outputs need."""
         constants = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
         live, needed = live_steps(steps, variables(outputs))
-        made = {var for step in live for var in step.outvars}
-        reads = [var for var in needed if var not in made and var not in constants]
+        computed = {var for step in live for var in step.outvars}
+        reads = [var for var in needed if var not in computed and var not in constants]
         return cls(closed.jaxpr, constants, live, list(outputs), tuple(reads))
 
     def __call__(self, values: Mapping[Any, Any]) -> list[Any]:
@@ -156,8 +156,8 @@ def _first_parts(program: Jaxpr, outputs: Sequence[Any]) -> dict[int, Any]:
 def _needed(program: Jaxpr, outputs: Sequence[Any]) -> set[Any]:
     """Returns all variables that some outputs need."""
     parts = _first_parts(program, outputs)
-    read = {var for part in parts.values() for var in variables(part.invars)}
-    return read | set(variables(outputs))
+    needed = {var for part in parts.values() for var in variables(part.invars)}
+    return needed | set(variables(outputs))
 
 
 class Repeated:
@@ -196,8 +196,8 @@ class Repeated:
             return
         producer = self._producers[var]
         self.chosen[id(producer)] = producer
-        for read in variables(producer.invars):
-            self.choose(read)
+        for operand in variables(producer.invars):
+            self.choose(operand)
 
 
 class _SecondHalf:
@@ -361,11 +361,11 @@ class LoopHalves:
         """Returns a loop that computes some outputs and reads extra stacked values."""
         shared = [var for var in self._shared if var in body.reads]
         carried = self._select(self._carried, outputs)
-        before = {*self._shared, *self._carried}
+        leading = {*self._shared, *self._carried}
         sliced = [
             var
             for var in self._body.invars
-            if var not in before and var in body.reads and var not in extra
+            if var not in leading and var in body.reads and var not in extra
         ]
         outer = [self._outer[var] for var in (*shared, *carried, *sliced)]
         handed = self._handed if extra else []

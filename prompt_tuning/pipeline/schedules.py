@@ -276,9 +276,9 @@ def needed_results(
     elif kind == WEIGHT_GRADIENT:
         yield Result(INPUT_GRADIENT, stage, microbatch, chunk)
     elif kind == PREFIX_BACKWARD:
-        for other in orders[stage]:
-            if other.chunk == chunk and other.kind in (INPUT_GRADIENT, BACKWARD):
-                yield result_of(stage, other)
+        for earlier in orders[stage]:
+            if earlier.chunk == chunk and earlier.kind in (INPUT_GRADIENT, BACKWARD):
+                yield result_of(stage, earlier)
         if place + 1 < count:
             yield _result_at(place + 1, stages, PREFIX_BACKWARD, 0)
 
@@ -338,8 +338,10 @@ def check_orders(orders: Sequence[Order], microbatches: int) -> None:
     """
     for stage, order in enumerate(orders):
         for chunk in range(chunk_count(orders)):
-            own = tuple(each for each in order if each.chunk == chunk)
-            _check_operations(stage, own, microbatches)
+            of_chunk = tuple(
+                operation for operation in order if operation.chunk == chunk
+            )
+            _check_operations(stage, of_chunk, microbatches)
     deque(runnable_sequence(orders), maxlen=0)
 
 

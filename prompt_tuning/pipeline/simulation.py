@@ -203,11 +203,16 @@ def microbatches_below(
     """
     prefix = any(cost.prefix_forward for cost in costs)
     stages = len(costs) // virtual
-    each = stages if virtual > 1 else 1
+    multiple = stages if virtual > 1 else 1
 
     def small_enough(count: int) -> bool:
         orders = stage_orders(
-            schedule, stages, count * each, two_stage, prefix=prefix, virtual=virtual
+            schedule,
+            stages,
+            count * multiple,
+            two_stage,
+            prefix=prefix,
+            virtual=virtual,
         )
         return simulate(orders, costs).bubble_share < share - ROUNDING
 
@@ -218,9 +223,9 @@ def microbatches_below(
     low, high = 0, minimum_microbatches(schedule, stages)
     while not small_enough(high):
         low, high = high, 2 * high
-        if high * each > MAXIMUM_MICROBATCHES:
+        if high * multiple > MAXIMUM_MICROBATCHES:
             return None
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if small_enough(middle) else (middle, high)
-    return high * each
+    return high * multiple

@@ -231,5 +231,5 @@ class SplitBackward:
 def _bytes(shapes: Sequence[Any]) -> int:
     """Returns the size of arrays in a device's memory, without offloaded ones."""
     host = jax.memory.Space.Host
-    own = [x for x in shapes if getattr(x, "memory_space", None) != host]
-    return sum(shape.size * shape.dtype.itemsize for shape in own)
+    on_device = [x for x in shapes if getattr(x, "memory_space", None) != host]
+    return sum(shape.size * shape.dtype.itemsize for shape in on_device)

@@ -82,14 +82,14 @@ class StageDevices:
             return function
 
         def on_device(*arguments: Any) -> Tree:
-            own = [
+            local_specs = [
                 jax.tree.map(lambda x: x[0], argument)
                 if spec is PER_DEVICE
                 else argument
                 for argument, spec in zip(arguments, specs, strict=True)
             ]
             with collectives.use_layout(layout):
-                outputs = function(*own)
+                outputs = function(*local_specs)
             if results is PER_DEVICE:
                 outputs = jax.tree.map(lambda x: jnp.asarray(x)[None], outputs)
             return outputs
@@ -135,8 +135,8 @@ class StageDevices:
         """
 
         def shape(leaf: Any, spec: PartitionSpec) -> jax.ShapeDtypeStruct:
-            own = self.sharding(spec).shard_shape(leaf.shape)
-            return jax.ShapeDtypeStruct(own, leaf.dtype)
+            local_shape = self.sharding(spec).shard_shape(leaf.shape)
+            return jax.ShapeDtypeStruct(local_shape, leaf.dtype)
 
         if isinstance(specs, PartitionSpec):
             return jax.tree.map(lambda leaf: shape(leaf, specs), tree)

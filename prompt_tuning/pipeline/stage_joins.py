@@ -122,7 +122,7 @@ class GradientJoin:
         """Stacks one array of each stage; missing ones are 0."""
         sharding = NamedSharding(self._mesh, PartitionSpec(STAGE, *spec))
         shape = (self._mesh.shape[STAGE], *part.shape[1:])
-        own = {
+        local = {
             shard.device: shard.data
             for arrays in parts.values()
             if name in arrays
@@ -130,7 +130,7 @@ class GradientJoin:
         }
         sizes = sharding.shard_shape(shape)
         arrays = [
-            own[device] if device in own else _zeros(sizes, part.dtype, device)()
+            local[device] if device in local else _zeros(sizes, part.dtype, device)()
             for device in self._mesh.devices.flat
             if device.process_index == jax.process_index()
         ]
@@ -162,8 +162,8 @@ class GradientJoin:
 
     def _together(self, path: str, parts: Sequence[jax.Array]) -> jax.Array:
         """Joins the rows of each stage, `[N, rows, ...]`, to `[all rows, ...]`."""
-        own = itertools.chain.from_iterable(parts)
-        counts = zip(own, self._rows(path), strict=True)
+        rows = itertools.chain.from_iterable(parts)
+        counts = zip(rows, self._rows(path), strict=True)
         return jnp.concatenate([part[:count] for part, count in counts])
 
 

@@ -101,8 +101,8 @@ class StagePrograms:
 
         def cut() -> tuple[Any, SplitBackward]:
             local = [
-                jax.eval_shape(self._gather, devices.local(group, own))
-                for group, own in zip(parameters, specs, strict=True)
+                jax.eval_shape(self._gather, devices.local(group, group_specs))
+                for group, group_specs in zip(parameters, specs, strict=True)
             ]
             known = (local[1], own_leaves)
             # The prefix is there until the end of the step.
@@ -136,12 +136,14 @@ class StagePrograms:
         Raises:
           InputError: if part of p2 cannot be joined.
         """
-        own, all_rows = self.cut, larger.cut
+        part_cut, all_rows = self.cut, larger.cut
         held = MicrobatchConcatenation(
-            own.held_shapes, all_rows.held_shapes, self._held_differs()
+            part_cut.held_shapes, all_rows.held_shapes, self._held_differs()
         )
         handed = MicrobatchConcatenation(
-            own.handed_shapes, all_rows.handed_shapes, [True] * len(own.handed_shapes)
+            part_cut.handed_shapes,
+            all_rows.handed_shapes,
+            [True] * len(part_cut.handed_shapes),
         )
         names = [i for i, reads in self._reads_late(larger).items() if reads]
         others = MicrobatchConcatenation(
@@ -167,8 +169,8 @@ class StagePrograms:
         """Tells which of the other arguments p2 reads, by index."""
         reads = larger.cut.p2_reads()
         first = len(reads) - len(self._others) - self.cut.lasting
-        own = reads[first : first + len(self._others)]
-        return dict(zip(sorted(self._others), own, strict=True))
+        of_others = reads[first : first + len(self._others)]
+        return dict(zip(sorted(self._others), of_others, strict=True))
 
     def _held_differs(self) -> list[bool]:
         """Tells which arrays that p2 reads differ among micro-batches."""

@@ -181,8 +181,8 @@ class StagedModel:
           InputError: if it reads something else.
         """
         for stage, part in enumerate(self.micro_batch):
-            own = self.prefix[stage].function.outputs if self.prefix else {}
-            missing = set(part.prefix.values()) - own.keys()
+            computed = self.prefix[stage].function.outputs if self.prefix else {}
+            missing = set(part.prefix.values()) - computed.keys()
             if missing:
                 raise InputError(
                     f"stage {stage} of the pipeline reads a part of the prompt that "
@@ -201,8 +201,8 @@ class StagedModel:
         """Returns the part of a parameter's first dimension that a stage has."""
         if path not in self.sliced:
             return slice(None)
-        own = self.blocks[stage][self.sliced[path]]
-        return slice(own.start, own.stop)
+        blocks = self.blocks[stage][self.sliced[path]]
+        return slice(blocks.start, blocks.stop)
 
 
 def _trace(function: Callable[..., Any], *arguments: Any) -> ClosedJaxpr:

@@ -56,9 +56,9 @@ def stage_blocks(
     for first, stop in zip([0, *ends], ends, strict=False):
         offset, blocks = 0, {}
         for name, count in counts.items():
-            own = range(max(first - offset, 0), min(stop - offset, count))
-            if own:
-                blocks[name] = own
+            in_stack = range(max(first - offset, 0), min(stop - offset, count))
+            if in_stack:
+                blocks[name] = in_stack
             offset += count
         stages.append(blocks)
     return tuple(stages)
@@ -213,24 +213,24 @@ class StagedProgram:
         levels: dict[Any, int] = {}
         for equation in self._closed.jaxpr.eqns:
             loop = self._loops.get(id(equation))
-            read = variables(equation.invars)
-            level = max((levels.get(var, 0) for var in read), default=0)
+            inputs = variables(equation.invars)
+            level = max((levels.get(var, 0) for var in inputs), default=0)
             if loop is None:
-                self._check_whole(read)
+                self._check_whole(inputs)
                 levels |= dict.fromkeys(equation.outvars, level)
                 continue
             stack = self._names.index(loop[1])
             consts, start, slices = operands(equation)
             self._check_whole(variables([*consts, *start]))
-            others = [x for x in variables(slices) if self._stacked.get(x) != loop[1]]
-            self._check_whole(others)
+            unsliced = [x for x in variables(slices) if self._stacked.get(x) != loop[1]]
+            self._check_whole(unsliced)
             if level > stack:
                 raise _order_error(loop[1])
             levels |= dict.fromkeys(equation.outvars[: len(start)], stack + 1)
         return levels
 
-    def _check_whole(self, read: Iterable[Any]) -> None:
-        stacked = [var for var in read if var in self._stacked]
+    def _check_whole(self, atoms: Iterable[Any]) -> None:
+        stacked = [var for var in atoms if var in self._stacked]
         if stacked:
             raise InputError(
                 f"an array of shape {stacked[0].aval.shape}, which the blocks of the "
@@ -244,7 +244,9 @@ class StagedProgram:
         if level == len(self._names):
             return len(self._blocks) - 1
         name = self._names[level]
-        return next(i for i, own in enumerate(self._blocks) if 0 in own.get(name, ()))
+        return next(
+            i for i, ranges in enumerate(self._blocks) if 0 in ranges.get(name, ())
+        )
 
     def _divide(self) -> tuple[StageFunction, ...]:
         stages: list[StageFunction] = []
@@ -266,15 +268,15 @@ class StagedProgram:
         steps, needed = live_steps(
             steps, dict.fromkeys(variables([*outgoing, *outputs.values()]))
         )
-        made = {var for step in steps for var in step.outvars}
-        made |= set(self._closed.jaxpr.constvars)
-        given = set(self._closed.jaxpr.invars)
-        reads = [var for var in needed if var not in made]
+        computed = {var for step in steps for var in step.outvars}
+        computed |= set(self._closed.jaxpr.constvars)
+        known = set(self._closed.jaxpr.invars)
+        reads = [var for var in needed if var not in computed]
         return StageFunction(
             self._closed,
             steps,
             tuple(var for var in self._closed.jaxpr.invars if var in needed),
-            tuple(var for var in reads if var not in given),
+            tuple(var for var in reads if var not in known),
             outgoing,
             outputs,
         )
@@ -297,10 +299,14 @@ class StagedProgram:
         """Returns a stage's part of an equation; None if it has none."""
         loop = self._loops.get(id(equation))
         if loop is not None:
-            own = self._blocks[stage].get(loop[1])
-            return None if own is None else self._loop(stage, equation, loop[1], own)
-        read = variables(equation.invars)
-        level = max((self._levels.get(var, 0) for var in read), default=0)
+            stage_range = self._blocks[stage].get(loop[1])
+            return (
+                None
+                if stage_range is None
+                else self._loop(stage, equation, loop[1], stage_range)
+            )
+        inputs = variables(equation.invars)
+        level = max((self._levels.get(var, 0) for var in inputs), default=0)
         return equation if level == 0 or self._home(level) == stage else None
 
     def _loop(
@@ -341,12 +347,12 @@ def _stack_loops(
     """
     loops = {}
     for equation in closed.jaxpr.eqns:
-        read = [var for var in variables(equation.invars) if var in stacks]
-        if not read:
+        inputs = [var for var in variables(equation.invars) if var in stacks]
+        if not inputs:
             continue
-        name = stacks[read[0]]
+        name = stacks[inputs[0]]
         sliced = set(variables(operands(equation)[2])) if _is_loop(equation) else set()
-        if not sliced.issuperset(read):
+        if not sliced.issuperset(inputs):
             raise InputError(
                 f"the blocks of the {name} cannot be divided into stages, because "
                 f"{equation.primitive.name!r} reads the parameters of all of them at "

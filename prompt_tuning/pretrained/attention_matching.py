@@ -136,7 +136,10 @@ def match_attention(
     firsts = np.linspace(0, len(ids) - width, start.windows).astype(int)
     rows = jnp.array(ids[firsts[:, None] + np.arange(width)])  # [R, Q]
     whole = _reader(config, text.shape[2])(parameters, text, rows)
-    read, choose = _reader(config, slots), jax.jit(_choose_slots, static_argnums=(2, 3))
+    read_windows, choose = (
+        _reader(config, slots),
+        jax.jit(_choose_slots, static_argnums=(2, 3)),
+    )
     chosen = jnp.stack(
         [
             choose(keys_values, of_block, config.score_scale, slots)
@@ -146,7 +149,7 @@ def match_attention(
     prefix = move_prefix(chosen, slots - text.shape[2], config)
     fit = jax.jit(_moments, static_argnums=4)
     for block, of_text in enumerate(_blocks(whole)):
-        behind = _blocks(read(parameters, prefix, rows))[block]
+        behind = _blocks(read_windows(parameters, prefix, rows))[block]
         moments = fit(text[block], of_text, prefix[block], behind, config.score_scale)
         squares, products = map(np.asarray, moments)
         values = _solve(squares, products, np.asarray(prefix[block, 1]))
@@ -154,8 +157,8 @@ def match_attention(
     return prefix
 
 
-def _blocks(read: _ReadWindows) -> list[_ReadWindows]:
-    return [_ReadWindows(*parts) for parts in zip(*read, strict=True)]
+def _blocks(windows: _ReadWindows) -> list[_ReadWindows]:
+    return [_ReadWindows(*parts) for parts in zip(*windows, strict=True)]
 
 
 @functools.lru_cache(maxsize=4)  # parts of a text share the programs
@@ -199,8 +202,8 @@ def _read_rows(model: DecoderOnly, tokens: Int[Array, "R Q"]) -> _ReadWindows:
     past = decoder.prefix_contexts(rows)
     with intermediates.capture(paths) as captured:
         _, (kept,) = decoder.run([stream], past=past, keep=True)
-    own = kept.key_values
-    assert isinstance(own, KeyValues)
+    row_keys = kept.key_values
+    assert isinstance(row_keys, KeyValues)
     # The input of each block: [L, R, Q, D].
     inputs = jnp.stack([stream.hidden, *(captured[path] for path in paths)])
     graph, parameters = split(decoder.layers)
@@ -222,7 +225,7 @@ def _read_rows(model: DecoderOnly, tokens: Int[Array, "R Q"]) -> _ReadWindows:
         by_row = query.reshape(*shape, *query.shape[1:]).astype(jnp.float32)
         return groups_first(by_row, config.key_value_heads)
 
-    keys, values = (x.astype(jnp.float32) for x in own)
+    keys, values = (x.astype(jnp.float32) for x in row_keys)
     return _ReadWindows(
         jax.lax.map(queries, (parameters, inputs, angles)), keys, values
     )
@@ -271,23 +274,27 @@ def move_prefix(
 
 
 def _attention(
-    before: Float[Array, "2 S G K"], read: _ReadWindows, scale: float
+    prefix: Float[Array, "2 S G K"], windows: _ReadWindows, scale: float
 ) -> tuple[Float[Array, "G R h Q S"], Float[Array, "G R h Q Q"]]:
     """Returns the attention weights on a prefix, and on the rows' own tokens."""
     exact = jax.lax.Precision.HIGHEST
-    earlier = jnp.einsum("grhqk,sgk->grhqs", read.queries, before[0], precision=exact)
-    own = jnp.einsum("grhqk,grsk->grhqs", read.queries, read.keys, precision=exact)
-    length = own.shape[-1]
-    own = jnp.where(jnp.tri(length, dtype=bool), own * scale, -jnp.inf)
-    weights = jax.nn.softmax(jnp.concatenate([earlier * scale, own], -1), -1)
+    earlier = jnp.einsum(
+        "grhqk,sgk->grhqs", windows.queries, prefix[0], precision=exact
+    )
+    own_scores = jnp.einsum(
+        "grhqk,grsk->grhqs", windows.queries, windows.keys, precision=exact
+    )
+    length = own_scores.shape[-1]
+    own_scores = jnp.where(jnp.tri(length, dtype=bool), own_scores * scale, -jnp.inf)
+    weights = jax.nn.softmax(jnp.concatenate([earlier * scale, own_scores], -1), -1)
     return weights[..., :-length], weights[..., -length:]
 
 
 def _choose_slots(
-    text: Float[Array, "2 T G K"], read: _ReadWindows, scale: float, slots: int
+    text: Float[Array, "2 T G K"], windows: _ReadWindows, scale: float, slots: int
 ) -> Float[Array, "2 P G K"]:
     """Chooses the keys of each head that get most attention, in their order."""
-    weights, _ = _attention(text, read, scale)
+    weights, _ = _attention(text, windows, scale)
     mass = jnp.mean(weights**2, axis=(1, 2, 3))  # [G, T]
     chosen = jnp.sort(jax.lax.top_k(mass, slots)[1], axis=-1)  # [G, P]
     return jnp.take_along_axis(text, chosen.T[None, :, :, None], axis=1)
@@ -301,11 +308,11 @@ def _moments(
     scale: float,
 ) -> tuple[Float[Array, "G P P"], Float[Array, "G P K"]]:
     """Returns the mean products for the least squares of the prefix's values."""
-    to_text, own = _attention(text, of_text, scale)
+    to_text, to_rows = _attention(text, of_text, scale)
     wanted = jnp.einsum("grhqs,sgk->grhqk", to_text, text[1])
-    wanted += jnp.einsum("grhqs,grsk->grhqk", own, of_text.values)
-    weights, own = _attention(prefix, behind, scale)
-    wanted -= jnp.einsum("grhqs,grsk->grhqk", own, behind.values)
+    wanted += jnp.einsum("grhqs,grsk->grhqk", to_rows, of_text.values)
+    weights, to_rows = _attention(prefix, behind, scale)
+    wanted -= jnp.einsum("grhqs,grsk->grhqk", to_rows, behind.values)
     count, exact = weights[0, ..., 0].size, jax.lax.Precision.HIGHEST
     squares = jnp.einsum("grhqp,grhqs->gps", weights, weights, precision=exact)
     products = jnp.einsum("grhqp,grhqk->gpk", weights, wanted, precision=exact)

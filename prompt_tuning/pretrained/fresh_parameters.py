@@ -93,13 +93,13 @@ def complete_magnitudes(
     if placement is not None:
         paths = [path + MAGNITUDE for path in scalings]
         shardings = {path: placement.shardings[path] for path in paths}
-    read = {
+    needed = {
         path: leaf
         for path, leaf in parameters.items()
         if path.partition("/kernel")[0].partition("/adapters/")[0] in scalings
     }
     start = functools.partial(initial_magnitudes, scalings=scalings)
-    return parameters | jax.jit(start, out_shardings=shardings)(read)
+    return parameters | jax.jit(start, out_shardings=shardings)(needed)
 
 
 def complete_adapters(
@@ -119,8 +119,8 @@ def complete_adapters(
     parameters = complete_magnitudes(parameters, loras, placement)
     parameters = complete_biases(parameters, placement)
     # Singular values of large weights take long.
-    others = {path: x for path, x in loras.items() if path + START_A not in given}
-    return complete_starts(parameters, others, placement)
+    fresh = {path: x for path, x in loras.items() if path + START_A not in given}
+    return complete_starts(parameters, fresh, placement)
 
 
 def complete_starts(
@@ -134,7 +134,7 @@ def complete_starts(
     chosen = {path: x for path, x in loras.items() if x.initial in FROM_WEIGHTS}
     if not chosen:
         return parameters
-    read = {
+    needed = {
         path: leaf
         for path, leaf in parameters.items()
         if path.partition("/kernel")[0] in chosen
@@ -150,7 +150,7 @@ def complete_starts(
         ends = (LORA_A, LORA_B, START_A, START_B)
         paths = [path + end for path in chosen for end in ends]
         shardings = {path: placement.shardings[path] for path in paths}
-    return parameters | jax.jit(start, out_shardings=shardings)(read)
+    return parameters | jax.jit(start, out_shardings=shardings)(needed)
 
 
 def complete_biases(parameters: Parameters, placement: Placement | None) -> Parameters:
@@ -162,8 +162,8 @@ def complete_biases(parameters: Parameters, placement: Placement | None) -> Para
     if placement is not None:
         shardings = {path: placement.shardings[path] for path in paths}
     frozen = [path.removesuffix(BIAS) + FROZEN for path in paths]
-    read = {path: parameters[path] for path in (*paths, *frozen)}
-    return parameters | jax.jit(frozen_biases, out_shardings=shardings)(read)
+    needed = {path: parameters[path] for path in (*paths, *frozen)}
+    return parameters | jax.jit(frozen_biases, out_shardings=shardings)(needed)
 
 
 def initialized_by(path: str, tuning: Tuning) -> str:

@@ -170,9 +170,9 @@ def _weight_files(
         return sorted(_indexed(fetch(INDEX)) & set(files))
     weights = sorted(file for file in files if file.endswith(".safetensors"))
     if not weights:
-        others = ", ".join(sorted(files)[:10])
+        listed = ", ".join(sorted(files)[:10])
         raise InputError(
-            f"{name} has no *.safetensors, only {shortened(others)}; a *.bin is a "
+            f"{name} has no *.safetensors, only {shortened(listed)}; a *.bin is a "
             "pickle, which can run code, and is not read: if you trust it, convert "
             "it with transformers by AutoModelForCausalLM.from_pretrained("
             f"{name.repository!r}).save_pretrained(FOLDER) and give the folder"

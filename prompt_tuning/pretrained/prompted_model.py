@@ -238,10 +238,10 @@ class PromptedModel:
     @property
     def ends(self) -> str | None:
         """Describes the end tokens if the tokenizer's and the config's differ."""
-        others = self.stop_ids[1:]
-        if self.eos_id == self.config.eos_id or not others:
+        more_ends = self.stop_ids[1:]
+        if self.eos_id == self.config.eos_id or not more_ends:
             return None
-        listed = " and ".join(map(str, others))
+        listed = " and ".join(map(str, more_ends))
         return (
             f"rows end with token {self.eos_id}, the tokenizer's EOS; generation also "
             f"stops at {listed}, which the model's config names"
@@ -339,8 +339,8 @@ def open_pretrained(
         if started.prefix_start is not None:
             check_start(started.prefix_start, config, source.weights, mesh)
     base_tokenizer, opened = tokenizer, (config, recipes, stored)
-    given, on_mesh = (source, tuning, started, opened, tokenizer), mesh is not None
-    config, tokenizer, started = open_rows(*given, key=key, on_mesh=on_mesh)
+    arguments, on_mesh = (source, tuning, started, opened, tokenizer), mesh is not None
+    config, tokenizer, started = open_rows(*arguments, key=key, on_mesh=on_mesh)
     if started.classes is not None:  # there may be frozen layers before the head
         recipes = find_recipes(config, stored)
 

@@ -95,8 +95,8 @@ class QuantizedFolder:
                 f"{base}: the {config.family} family stores no projections as "
                 "[out, in], as linear layers that other programs quantize"
             )
-        others = tuple(name for name in stored if name in experts - names)
-        return cls(base, settings, stored, quantized, others, layout)
+        unquantized = tuple(name for name in stored if name in experts - names)
+        return cls(base, settings, stored, quantized, unquantized, layout)
 
     @property
     def bytes(self) -> int:

@@ -181,10 +181,10 @@ def _head_ids(
     head = _find_ids("head", spec.head, tokenizer)
     rows = config.vocabulary_size
     bare = [id for id in ids if id >= rows and id not in head]
-    other = [id for id in head if id >= rows and id not in ids]
-    if bare or other:
+    unpaired = [id for id in head if id >= rows and id not in ids]
+    if bare or unpaired:
         raise InputError(
-            f"the new token {[*bare, *other][0]} is in only one of "
+            f"the new token {[*bare, *unpaired][0]} is in only one of "
             "TrainedTokens.tokens and TrainedTokens.head: the model's embedding "
             "table and its head have no row of it, so name it in both"
         )

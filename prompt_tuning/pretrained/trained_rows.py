@@ -64,7 +64,7 @@ def open_rows(
         started = dataclasses.replace(started, classes=classes)
     if tuning.tokens is not None:
         check_one_device(source.weights, on_mesh)
-        given = (tuning.tokens, config, tokenizer, recipes, stored)
-        config, tokenizer, rows = open_tokens(*given)
+        arguments = (tuning.tokens, config, tokenizer, recipes, stored)
+        config, tokenizer, rows = open_tokens(*arguments)
         started = dataclasses.replace(started, tokens=rows)
     return config, tokenizer, started

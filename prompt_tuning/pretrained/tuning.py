@@ -253,8 +253,8 @@ def stack_shape(config: ModelConfig, layers: int) -> StackShape:
         window = config.window_inputs, config.convolution_channels
         widths = config.recurrent_key_width, config.recurrent_width
         memory = (config.recurrent_heads, *widths) if config.recurrent_heads else None
-        others = config.layers - key_layers(config)
-        states = StateShape(recurrent, others, window, memory)
+        without_keys = config.layers - key_layers(config)
+        states = StateShape(recurrent, without_keys, window, memory)
     sizes = config.key_value_heads, config.head_width
     return StackShape(layers, *sizes, states, config.sharing_layers)
 

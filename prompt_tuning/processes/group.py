@@ -89,16 +89,16 @@ class ProcessGroup:
             int(name.rpartition("/")[2]): value
             for name, value in self.store.key_value_dir_get(f"{key}/digest")
         }
-        others = [n for n in sorted(digests) if digests[n] != digests[0]]
-        if others:
-            first, other = (
+        unequal = [n for n in sorted(digests) if digests[n] != digests[0]]
+        if unequal:
+            first, theirs = (
                 self.store.blocking_key_value_get(f"{key}/text/{n}", WAIT).split("\n")
-                for n in (0, others[0])
+                for n in (0, unequal[0])
             )
-            shown = "\n  ".join(differences(first, other))
+            shown = "\n  ".join(differences(first, theirs))
             raise InputError(
-                f"process {others[0]} of {self.count} has other {noun} than process 0 "
-                f"(- process 0's, + process {others[0]}'s):\n  {shown}\nstart all "
+                f"process {unequal[0]} of {self.count} has other {noun} than process 0 "
+                f"(- process 0's, + process {unequal[0]}'s):\n  {shown}\nstart all "
                 "processes with the same"
             )
 
@@ -117,10 +117,10 @@ class ProcessGroup:
 
     def own_address(self) -> str:
         """Returns this machine's address; see the function `own_address`."""
-        own = _address_toward(self.coordinator) if self.rank else FIRST
+        address = _address_toward(self.coordinator) if self.rank else FIRST
         # A machine often knows itself by an address that others do not reach.
-        addresses = self.share(own)
-        return own if self.rank else _address_toward(addresses[1])
+        addresses = self.share(address)
+        return address if self.rank else _address_toward(addresses[1])
 
     def _next_key(self) -> str:
         return f"prompt_tuning/call/{next(self._calls)}"

@@ -81,7 +81,7 @@ class HeartbeatMonitor(threading.Thread):
         self._answered, self._unanswered_checks = time.monotonic(), 0
         # The last word of each other process, and when it was new.
         self._heard = {
-            other: ("", self._answered) for other in range(count) if other != rank
+            peer: ("", self._answered) for peer in range(count) if peer != rank
         }
         self._write_lock, self._waits = threading.Lock(), False
         self._exchange_thread = threading.Thread(
@@ -161,13 +161,13 @@ class HeartbeatMonitor(threading.Thread):
                 f"process 0 of {self._count} has not answered for "
                 f"{self.silence:.0f} seconds: it is halted, or cannot be reached"
             )
-        for other, (word, since) in self._heard.items():
+        for peer, (word, since) in self._heard.items():
             quiet = self._answered - since
             if word.startswith(STOPPED) and quiet > GRACE:
-                return f"process {other} of {self._count} {word}"
+                return f"process {peer} of {self._count} {word}"
             if not word.startswith((DONE, STOPPED)) and quiet > self.silence:
                 return (
-                    f"process {other} of {self._count} has not been heard from for "
+                    f"process {peer} of {self._count} has not been heard from for "
                     f"{quiet:.0f} seconds: it has died, or cannot be reached"
                 )
         return None
@@ -184,10 +184,10 @@ class HeartbeatMonitor(threading.Thread):
         except RuntimeError:
             return
         now = time.monotonic()
-        for other, (before, _) in self._heard.items():
-            word = words.get(f"{FOLDER}/{other}", "")
-            if word != before:
-                self._heard[other] = word, now
+        for peer, (last_word, _) in self._heard.items():
+            word = words.get(f"{FOLDER}/{peer}", "")
+            if word != last_word:
+                self._heard[peer] = word, now
         # Last, so that no concurrent check takes the words for older than they are.
         self._answered, self._unanswered_checks = now, 0
 

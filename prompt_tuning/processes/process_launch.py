@@ -38,11 +38,11 @@ class Launch:
 
     def __post_init__(self):
         check_fields(self, prefix="--")
-        given = (self.coordinator, self.processes, self.process)
+        settings = (self.coordinator, self.processes, self.process)
         missing = [
             flag
             for flag, value in zip(
-                ("--coordinator", "--processes", "--process"), given, strict=True
+                ("--coordinator", "--processes", "--process"), settings, strict=True
             )
             if value is None
         ]

@@ -247,10 +247,12 @@ def first_factors(
     If the data have fewer directions, the values in `parameters` stay.
     """
     factors = {}
-    for path, own in components.items():
-        used = np.arange(own.scaled.shape[1]) < np.array(ranks[path])[:, None]  # [L, r]
-        given = parameters[path + LORA_A]
-        known = (own.lengths > 0)[:, None]
-        a = jnp.where(known, own.directions.swapaxes(1, 2), given)
+    for path, found in components.items():
+        used = (
+            np.arange(found.scaled.shape[1]) < np.array(ranks[path])[:, None]
+        )  # [L, r]
+        initial = parameters[path + LORA_A]
+        known = (found.lengths > 0)[:, None]
+        a = jnp.where(known, found.directions.swapaxes(1, 2), initial)
         factors[path + LORA_A] = jnp.where(used[:, None], a, 0)
     return factors

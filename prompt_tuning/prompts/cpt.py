@@ -185,12 +185,12 @@ def _encode(
     for number, texts in enumerate(examples):
         for part, kind in PARTS.items():
             if not ids:
-                own = vocabulary.encode(texts[part])
+                part_ids = vocabulary.encode(texts[part])
             else:
                 assert tokenizer is not None  # `encode` has refused
-                own = tokenizer.encode_continuation(texts[part])
-            ids += own
-            types += [kind + 4 * number] * len(own)
+                part_ids = tokenizer.encode_continuation(texts[part])
+            ids += part_ids
+            types += [kind + 4 * number] * len(part_ids)
     if not ids:
         raise InputError(
             f"ContextPrompt.examples is {shown(examples)}, expected an example"

@@ -126,7 +126,7 @@ class LowRank(ProjectionAdapter):
         """PEFT settings that the factors do not reveal, if not the defaults."""
         # What starts from weights or data is exported as a plain LoRA.
         plain = self.initial in ("kaiming", EVA, *FROM_WEIGHTS)
-        given = {
+        choices = {
             "lora_dropout": self.dropout,
             "use_rslora": self.rank_stabilized,
             "init_lora_weights": True if plain else self.initial,
@@ -135,7 +135,7 @@ class LowRank(ProjectionAdapter):
         }
         defaults = {"lora_dropout": 0.0, "use_rslora": False, "init_lora_weights": True}
         defaults |= {"bias": "none", "alora_invocation_tokens": None}
-        return {name: x for name, x in given.items() if x != defaults[name]}
+        return {name: x for name, x in choices.items() if x != defaults[name]}
 
     def adapt(
         self,
@@ -156,8 +156,8 @@ class LowRank(ProjectionAdapter):
             bias = frozen.applied_bias()
             product = y if bias is None else y - bias.astype(y.dtype)
         factors = self.factors_of_outputs(frozen.wide_kernel())
-        own, rest = factors.astype(y.dtype), (factors - 1).astype(y.dtype)
-        return y + rest * product + own * self._product(dropped)
+        whole, rest = factors.astype(y.dtype), (factors - 1).astype(y.dtype)
+        return y + rest * product + whole * self._product(dropped)
 
     def _change(
         self, x: Float[Array, "*lead in"], dropped: Float[Array, "*lead in"]
@@ -284,8 +284,10 @@ def initial_factors(
     used = np.arange(rank) < np.array(ranks)[:, None]  # [L, r]
     if initial == "orthogonal":
         factors = [
-            _orthogonal_factors(layer_key, sizes, own, rank)
-            for layer_key, own in zip(jax.random.split(key, count), ranks, strict=True)
+            _orthogonal_factors(layer_key, sizes, layer_rank, rank)
+            for layer_key, layer_rank in zip(
+                jax.random.split(key, count), ranks, strict=True
+            )
         ]
         a, b = map(jnp.stack, zip(*factors, strict=True))
         return a, b
@@ -303,12 +305,16 @@ def initial_factors(
 
 
 def _orthogonal_factors(
-    key: Key[Array, ""], sizes: tuple[int, int], own: int, rank: int
+    key: Key[Array, ""], sizes: tuple[int, int], layer_rank: int, rank: int
 ) -> tuple[Float[Array, "in r"], Float[Array, "r out"]]:
-    """Returns one layer's factors of rank `own`, padded with zeros."""
+    """Returns one layer's factors of rank `layer_rank`, padded with zeros."""
     draw = functools.partial(jax.random.normal, dtype=jnp.float32)
     square, first, second = jax.random.split(key, 3)
-    rows = jnp.linalg.qr(draw(square, (own, own)))[0]  # orthogonal to each other
-    a = draw(first, (sizes[0], own // 2)) @ rows[0::2] / 10
-    b = (draw(second, (own // 2, sizes[1])).T @ rows[1::2] / 10).T
-    return jnp.pad(a, ((0, 0), (0, rank - own))), jnp.pad(b, ((0, rank - own), (0, 0)))
+    rows = jnp.linalg.qr(draw(square, (layer_rank, layer_rank)))[
+        0
+    ]  # orthogonal to each other
+    a = draw(first, (sizes[0], layer_rank // 2)) @ rows[0::2] / 10
+    b = (draw(second, (layer_rank // 2, sizes[1])).T @ rows[1::2] / 10).T
+    return jnp.pad(a, ((0, 0), (0, rank - layer_rank))), jnp.pad(
+        b, ((0, rank - layer_rank), (0, 0))
+    )

@@ -138,8 +138,8 @@ class LoRA(LoRASettings, AdapterSpec):
     @property
     def names_modules(self) -> bool:
         """Whether `at`, `bias` or a pattern is given."""
-        given = self.at or self.rank_pattern or self.alpha_pattern
-        return bool(given) or self.bias != "none"
+        chosen = self.at or self.rank_pattern or self.alpha_pattern
+        return bool(chosen) or self.bias != "none"
 
     @property
     def _targets(self) -> str | Sequence[str] | None:
@@ -221,8 +221,8 @@ class LoRA(LoRASettings, AdapterSpec):
         plain = [name for name in names if not is_of_experts(name)]
         if isinstance(targets, str):
             return match_targets(targets, plain)
-        others = [x for x in targets if EXPERTS.strip("/") in x]
-        return match_targets(targets, plain) | match_targets(others, names)
+        expert_targets = [x for x in targets if EXPERTS.strip("/") in x]
+        return match_targets(targets, plain) | match_targets(expert_targets, names)
 
     def build(
         self, key: Key[Array, ""], projection: AdaptedProjection

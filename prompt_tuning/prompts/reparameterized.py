@@ -168,8 +168,8 @@ class Linear(nnx.Module):
         return x @ self.kernel[...] + self.bias[...]
 
 
-def _width(given: int | None, default: int) -> int:
-    width = default if given is None else given
+def _width(chosen: int | None, default: int) -> int:
+    width = default if chosen is None else chosen
     if width < 1:
         raise InputError(f"hidden_width is {width}, expected at least 1")
     return width

@@ -65,9 +65,9 @@ class StatePrefix(KeyValuePrefix):
                 "model has none: use KeyValuePrefix"
             )
         layers = stack.layers - stack.states.others
-        own = dataclasses.replace(vocabulary, stack=stack._replace(layers=layers))
-        super().__init__(key, own, length=length, initializer=initializer)
-        if own.prefix_starts:
+        with_keys = dataclasses.replace(vocabulary, stack=stack._replace(layers=layers))
+        super().__init__(key, with_keys, length=length, initializer=initializer)
+        if with_keys.prefix_starts:
             raise InputError(
                 "StatePrefix cannot start from a text: use normal() as its initializer"
             )

@@ -51,8 +51,10 @@ class TokenRows(nnx.Module):
     ) -> Float[Array, "*lead D"]:
         """Replaces the vectors of the tokens among `ids`, before any multiplier."""
         same = ids[..., None] == jnp.asarray(self.ids)  # [*lead, n]
-        own = jnp.take(self.rows[...], jnp.argmax(same, axis=-1), axis=0)
-        return jnp.where(same.any(-1)[..., None], own.astype(vectors.dtype), vectors)
+        trained = jnp.take(self.rows[...], jnp.argmax(same, axis=-1), axis=0)
+        return jnp.where(
+            same.any(-1)[..., None], trained.astype(vectors.dtype), vectors
+        )
 
     def row_logits(
         self,

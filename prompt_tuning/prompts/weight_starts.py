@@ -53,9 +53,9 @@ def initial_starts(
     All arguments are by the path of a projection; `parameters` has the kernels.
     """
     found = {}
-    for path, own in ranks.items():
-        rank = max(own)
-        used = jnp.asarray(np.arange(rank) < np.array(own)[:, None])  # [L, r]
+    for path, layer_ranks in ranks.items():
+        rank = max(layer_ranks)
+        used = jnp.asarray(np.arange(rank) < np.array(layer_ranks)[:, None])  # [L, r]
 
         def factors(layer, path=path, rank=rank):
             stored, used = layer

@@ -28,7 +28,7 @@ def partition_spec(
     for name, axes in rules.table:
         if name not in names or name in chosen:
             continue
-        taken = {axis for others in chosen.values() for axis in others}
+        taken = {axis for used in chosen.values() for axis in used}
         if taken.intersection(axes):
             refused.setdefault(name, axes)
         else:

@@ -155,8 +155,8 @@ def _run_on_shards(
             # The gather is differentiated separately from `function`, so that the
             # gradient of a gathered parameter is reduce-scattered once per step.
             whole, pull_back = jax.vjp(lambda t: gather_unstacked(t, axes), trained)
-            others = gather_unstacked(frozen, axes)
-            gradient, sums, outputs = function(whole, others, *arguments)
+            gathered = gather_unstacked(frozen, axes)
+            gradient, sums, outputs = function(whole, gathered, *arguments)
             (gradient,) = pull_back(gradient)
             return *reduce_gradient(layout, gradient, axes, sums), outputs
 

@@ -166,15 +166,17 @@ class CompiledLoop:
         self.stacked = [var for var in loop.stacked if var in active]
         self.trained = [var for var in loop.weights if var in active]
         # On a mesh, values leave each layer as they enter it.
-        self.forward = CompiledOnce(self._forward, lambda *given: (given[4], None))
+        self.forward = CompiledOnce(
+            self._forward, lambda *arguments: (arguments[4], None)
+        )
         self.backward = CompiledOnce(
-            self._backward, lambda *given: (*given[5:], None, None)
+            self._backward, lambda *arguments: (*arguments[5:], None, None)
         )
         self.forward_saving = CompiledOnce(
-            self._forward_saving, lambda *given: (given[4], None, None)
+            self._forward_saving, lambda *arguments: (arguments[4], None, None)
         )
         self.backward_saved = CompiledOnce(
-            self._backward_saved, lambda *given: (*given[2:], None, None)
+            self._backward_saved, lambda *arguments: (*arguments[2:], None, None)
         )
         # What `forward_saving` saves: the structure of the layer's backward function,
         # and for each of its arrays the weight that it is, or None.

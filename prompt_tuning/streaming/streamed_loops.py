@@ -73,8 +73,8 @@ def run_loop_forward(
         if saves:
             by_layer.append([output[2] for output in outputs])
         carried[:] = [output[0] for output in outputs]
-        for own, output in zip(collected, outputs, strict=True):
-            own.append(output[1])
+        for of_batch, output in zip(collected, outputs, strict=True):
+            of_batch.append(output[1])
 
     weights = [micro_batches[0][var] for var in loop.weights]
     layer = [weight.abstract_layer for weight in weights]
@@ -102,9 +102,11 @@ def _leave_loop(
 ) -> None:
     """Adds a loop's results to the values of each micro-batch."""
     loop = compiled.loop
-    for values, leaving, own in zip(micro_batches, carried, collected, strict=True):
+    for values, leaving, of_batch in zip(
+        micro_batches, carried, collected, strict=True
+    ):
         values |= zip(loop.end, leaving, strict=True)
-        stacked = [jnp.stack(layers) for layers in zip(*own, strict=True)]
+        stacked = [jnp.stack(layers) for layers in zip(*of_batch, strict=True)]
         values |= zip(loop.collected, stacked, strict=True)
 
 
@@ -173,8 +175,8 @@ def run_loop_backward(
 def _put_like(first: Values, values: Values) -> Values:
     """Puts a layer's inputs on the device, or on the mesh like the first layer's."""
     return [
-        jax.device_put(value, mesh_sharding(other))
-        for value, other in zip(values, first, strict=True)
+        jax.device_put(value, mesh_sharding(like))
+        for value, like in zip(values, first, strict=True)
     ]
 
 

@@ -84,10 +84,10 @@ def evaluate(
     known = dict(values)
     for group in _groups(live):
         if isinstance(group, list):
-            made = [var for equation in group for var in equation.outvars]
-            writes = [var for var in made if var in needed]
-            _, read = live_steps(group, writes)
-            reads = [var for var in read if var not in set(made)]
+            computed = [var for equation in group for var in equation.outvars]
+            writes = [var for var in computed if var in needed]
+            _, inputs = live_steps(group, writes)
+            reads = [var for var in inputs if var not in set(computed)]
             run = subprogram(program, reads, writes, group)
         else:
             reads, writes, run = group.invars, group.outvars, group.run

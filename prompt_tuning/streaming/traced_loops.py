@@ -164,8 +164,8 @@ class _Stages:
         consts, start, slices = operands(scan)
         # A slice that one loop computes can be read by another in the same iteration.
         computed = [var for var in variables(slices) if var in self._sliced]
-        given = [var for var in variables(slices) if var not in self._sliced]
-        first = self._stage([*consts, *start, *given])
+        unsliced = [var for var in variables(slices) if var not in self._sliced]
+        first = self._stage([*consts, *start, *unsliced])
         stage = max([first, *(self._sliced[var] for var in computed)])
         while self._length(stage) not in (None, scan.params["length"]):
             stage += 1
@@ -194,14 +194,14 @@ class _Stages:
 def _check_loop(equation: JaxprEqn, streamed: Mapping[Var, str]) -> None:
     """Checks that an equation is a forward loop over the layers of streamed inputs."""
     problem = f"it is read by {equation.primitive.name!r}"
-    read = [var for var in variables(equation.invars) if var in streamed]
+    inputs = [var for var in variables(equation.invars) if var in streamed]
     if equation.primitive is scan_p:
         consts, start, _ = operands(equation)
-        read = [var for var in variables([*consts, *start]) if var in streamed]
-        if not read and not equation.params["reverse"]:
+        inputs = [var for var in variables([*consts, *start]) if var in streamed]
+        if not inputs and not equation.params["reverse"]:
             return
         problem = "a loop reads all of it in each iteration, or runs backward"
-    name = streamed[read[0]] if read else "a parameter"
+    name = streamed[inputs[0]] if inputs else "a parameter"
     raise InputError(
         f"{name} is streamed, so only a loop over its layers can read it, but "
         f"{problem}; give {how_to_set('Pretrained.weights', 'device')}, or leave out "
@@ -258,7 +258,11 @@ def _segment(
     stage: int,
 ) -> Segment:
     """Returns the equations of one stage with later readers, as a function."""
-    later = [equation.invars for others in stages[stage + 1 :] for equation in others]
+    later = [
+        equation.invars
+        for later_stage in stages[stage + 1 :]
+        for equation in later_stage
+    ]
     later += [(*x.shared, *x.stacked, *x.start) for x in loops[stage:]]
     wanted = {var for atoms in [*later, program.outvars] for var in variables(atoms)}
     computed = [var for equation in stages[stage] for var in equation.outvars]

@@ -55,8 +55,8 @@ class TracedProgram:
         abstract = jax.tree.map(_abstract, (trained, frozen))
         structures: list[Any] = []
 
-        def recorded(*given: Any) -> Any:
-            results = function(*given)
+        def recorded(*arguments_given: Any) -> Any:
+            results = function(*arguments_given)
             structures.append(jax.tree.structure(results))
             return results
 
@@ -213,7 +213,7 @@ class TracedProgram:
         leaves, structure = jax.tree.flatten(trained)
         gradients = []
         for var, leaf in zip(self._trained, leaves, strict=True):
-            parts = [own[var] for own in cotangents if var in own]
+            parts = [of_batch[var] for of_batch in cotangents if var in of_batch]
             zeros = np.zeros if var in self._on_host else jnp.zeros
             start = parts[0] if parts else zeros(leaf.shape, leaf.dtype)
             gradients.append(functools.reduce(operator.add, parts[1:], start))

@@ -53,8 +53,8 @@ def write_safetensors(
     """
     # In this order arrays without a gap begin at multiples of their element's size.
     whole = [entry for entry in entries if entry.bytes % ALIGNMENT == 0]
-    others = [entry for entry in entries if entry.bytes % ALIGNMENT]
-    entries = whole + sorted(others, key=lambda entry: -entry.dtype.itemsize)
+    unaligned = [entry for entry in entries if entry.bytes % ALIGNMENT]
+    entries = whole + sorted(unaligned, key=lambda entry: -entry.dtype.itemsize)
     header: dict[str, dict[str, Any]] = {METADATA: {"format": "pt"}}
     start = 0
     for entry in entries:

@@ -96,11 +96,11 @@ def _read_blocks(
     compute: Callable[[np.ndarray], np.ndarray],
     block: Block,
 ) -> np.ndarray:
-    *others, last = block
+    *leading, last = block
     width = tensor.type.bytes
     needed = blocks_of(last, count)
     packed = _bytes_of(path, tensor)
-    packed = packed[(*others, slice(needed.start * width, needed.stop * width))]
+    packed = packed[(*leading, slice(needed.start * width, needed.stop * width))]
     columns = (needed.stop - needed.start) * count
     skipped = last.start - needed.start * count
     rows = math.prod(packed.shape[:-1])

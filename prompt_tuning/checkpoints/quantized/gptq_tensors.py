@@ -92,15 +92,15 @@ def _modules(
         if module == name:
             continue
         names = [f"{module}{part}" for part in (WORDS, "qzeros", "scales")]
-        missing = [each for each in names if each not in stored]
+        missing = [tensor_name for tensor_name in names if tensor_name not in stored]
         if missing:
             raise InputError(
                 f"{stored[name].source} has {name}, but no {' and no '.join(missing)}"
             )
         refuse_both(stored, f"{module}weight", name)
-        for each in names:
-            del result[each]
-        words, zeros, scales = (stored[each] for each in names)
+        for tensor_name in names:
+            del result[tensor_name]
+        words, zeros, scales = (stored[tensor_name] for tensor_name in names)
         modules.append((module, words, zeros, scales))
     return modules
 

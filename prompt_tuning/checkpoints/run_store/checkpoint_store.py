@@ -182,7 +182,7 @@ class CheckpointStore:
         try:
             yield
         except OSError as error:
-            steps = [other for other in self.steps() if other != step]
+            steps = [saved for saved in self.steps() if saved != step]
             kept = f"that of step {steps[-1]} is kept" if steps else "there is none yet"
             raise StorageError(
                 f"checkpoint_{step} could not be written to {self.folder}: {error}; "

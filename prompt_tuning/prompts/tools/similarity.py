@@ -52,7 +52,7 @@ def nearest(
     """Returns the other prompts with their similarity to one, nearest first."""
     row = similarities[index]
     order = np.argsort(-row, kind="stable")
-    return [(int(other), float(row[other])) for other in order if other != index]
+    return [(int(place), float(row[place])) for place in order if place != index]
 
 
 def short_names(paths: Sequence[Path]) -> list[str]:
@@ -82,7 +82,7 @@ def _distinct_suffix(path: tuple[str, ...], paths: Sequence[tuple[str, ...]]) ->
     distinct = (
         suffix
         for suffix in suffixes
-        if [other[-len(suffix) :] for other in paths].count(suffix) == 1
+        if [known[-len(suffix) :] for known in paths].count(suffix) == 1
     )
     return "/".join(next(distinct))
 

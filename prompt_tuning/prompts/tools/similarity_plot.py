@@ -33,9 +33,9 @@ def plot_similarities(
         figure = Figure(figsize=(size + 3.4, size + 1.6), layout="constrained")
         ax = figure.subplots()
         low, high = _range(similarities)
-        others = np.ma.array(similarities, mask=np.eye(len(names), dtype=bool))
+        distinct = np.ma.array(similarities, mask=np.eye(len(names), dtype=bool))
         palette = matplotlib.colormaps["viridis"].with_extremes(bad=DIAGONAL_COLOR)
-        image = ax.imshow(others, cmap=palette, vmin=low, vmax=high)
+        image = ax.imshow(distinct, cmap=palette, vmin=low, vmax=high)
         _label_axes(ax, [_shorten(name) for name in names])
         if len(names) <= MAXIMUM_WITH_NUMBERS:
             _write_numbers(ax, similarities, low, high)
@@ -46,8 +46,8 @@ def plot_similarities(
 
 def _range(similarities: Float[np.ndarray, "k k"]) -> tuple[float, float]:
     """Returns the lowest and highest similarity of two different prompts."""
-    others = similarities[~np.eye(len(similarities), dtype=bool)]
-    low, high = float(others.min()), float(others.max())
+    distinct = similarities[~np.eye(len(similarities), dtype=bool)]
+    low, high = float(distinct.min()), float(distinct.max())
     return (low, high) if high - low > 1e-6 else (low - 0.5, high + 0.5)
 
 
