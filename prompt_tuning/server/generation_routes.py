@@ -32,7 +32,7 @@ from prompt_tuning.server.openai_answers import (
     ChatFormat,
     CompletionFormat,
 )
-from prompt_tuning.server.openai_requests import CommonBody
+from prompt_tuning.server.openai_requests import CommonBody, CompletionBody
 from prompt_tuning.server.request_fields import UnknownFields
 from prompt_tuning.server.running_requests import client_of
 from prompt_tuning.server.served_models import ServedModels
@@ -94,10 +94,7 @@ class GenerationRoutes:
         body = await self._read(content, openai_requests.read_completion, client)
         adapter = self._check(body, client)
         rows = [Request(embeddings=each) for each in body.embeddings]
-        rows += [
-            Request(ids=ids)
-            for ids in await self._encode(body.prompts, adapter, client)
-        ]
+        rows += [Request(ids=ids) for ids in await self._encode(body, adapter, client)]
         common = self._common(body, adapter, client)
         requests = separate_equal([dataclasses.replace(row, **common) for row in rows])
         name = body.model or self._models.name
@@ -106,16 +103,18 @@ class GenerationRoutes:
 
     async def _encode(
         self,
-        prompts: Sequence[str] | Sequence[Sequence[int]],
+        body: CompletionBody,
         adapter: str | None,
         client: str,
     ) -> Sequence[Sequence[int]]:
         """Returns the ids of prompts, all of which are texts or ids."""
-        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
-        limit = self._engine.limit
+        texts = [prompt for prompt in body.prompts if isinstance(prompt, str)]
+        limit, models = self._engine.limit, self._models
+        if texts and not body.special:
+            return [await models.encode_plain(x, client, limit) for x in texts]
         if texts:
-            return await self._models.encode_texts(texts, adapter, client, limit)
-        rows = [prompt for prompt in prompts if not isinstance(prompt, str)]
+            return await models.encode_texts(texts, adapter, client, limit)
+        rows = [prompt for prompt in body.prompts if not isinstance(prompt, str)]
         longest = max(map(len, rows), default=0)
         if longest > limit:
             raise InputError(

@@ -44,20 +44,19 @@ COMMON = (
     *("model", "stream", "stream_options", "logprobs", "prompt_logprobs"),
     *("prompt_id", *SAMPLING),
 )
+SPECIAL = "add_special_tokens"
 BEAMS = ("use_beam_search", "best_of", "length_penalty")
 """Fields of beam search, named as in vLLM."""
 WITH_BEAMS = (
     *("model", "prompt", "prompt_id", "max_tokens", "n", "temperature", "seed"),
-    *("stream", *BEAMS),
+    *("stream", SPECIAL, *BEAMS),
 )
 """Fields allowed in a request with beam search."""
-COMPLETION = ("prompt", "prompt_embeds", "echo", *BEAMS, *COMMON)
+COMPLETION = ("prompt", "prompt_embeds", "echo", SPECIAL, *BEAMS, *COMMON)
 CHAT = (
     *(*chat_requests.FIELDS, "top_logprobs", "max_completion_tokens"),
     *(*tool_choice.FIELDS, *COMMON),
 )
-ADDS_SPECIAL = {"add_special_tokens": Changing((True,))}
-"""A completion's text starts as in training, with BOS if the model expects it."""
 SMALLEST_TOP_P = 1e-6
 STREAM_OPTIONS = ("include_usage",)
 STREAM_CHANGING = {
@@ -104,6 +103,7 @@ class CompletionBody(CommonBody):
 
     prompts: Sequence[str] | Sequence[Sequence[int]]
     embeddings: Sequence[np.ndarray]
+    special: bool
     beams: BeamSearch | None
 
 
@@ -135,13 +135,14 @@ def read_completion(body: JsonObject) -> CompletionBody:
     Raises:
       InputError: if a field is refused, or a value cannot be used.
     """
-    unknown = check_known(body, COMPLETION, {**CHANGING, **ADDS_SPECIAL})
+    unknown = check_known(body, COMPLETION)
     embeddings = read_embeddings(body)
     prompts = []
     if not embeddings or body.values.get("prompt") is not None:
         prompts = read_prompts(body, "prompt")
     rows = len(embeddings) + len(prompts)
-    fields = {"prompts": prompts, "embeddings": embeddings, "unknown": unknown}
+    fields: dict[str, Any] = {"prompts": prompts, "embeddings": embeddings}
+    fields |= {"special": body.flag(SPECIAL, True), "unknown": unknown}
     if body.flag("use_beam_search", False):
         beams = read_beams(body)
         values = dict(body.values) | {"temperature": 1, "n": beams.returned}

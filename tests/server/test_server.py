@@ -203,6 +203,15 @@ def test_fields_that_change_nothing_are_accepted(server):
     assert (status, answer.get("choices")) == (200, expected)
 
 
+def test_a_text_may_begin_without_special_tokens(server):
+    """Clients send this beside texts that a chat template wrote with BOS."""
+    body = {"max_tokens": 3, "temperature": 0, "add_special_tokens": False}
+    text = server.ask({**body, "prompt": TEXT})[1]
+    ids = server.ask({**body, "prompt": server.texts.tokenizer.encode(TEXT)})[1]
+    assert text["choices"] == ids["choices"]
+    assert text["usage"] == ids["usage"]
+
+
 def constrained(**fields):
     return {"prompt": TEXT, "structured_outputs": fields}
 
