@@ -96,6 +96,20 @@ def key_layers(config: "ModelConfig") -> int:
     return sum(KEYS in kept_by(kind) for kind in mixers(config))
 
 
+def key_value_sizes(
+    config: "ModelConfig", *, compressed: bool = False
+) -> tuple[int, int, int]:
+    """Returns the number of heads of keys and values as kept, and their two widths.
+
+    Args:
+      config: the model's.
+      compressed: whether it is the compressed form of latent attention.
+    """
+    if compressed:
+        return 1, config.rotated_width, config.key_value_rank
+    return config.key_value_heads, config.head_width, config.head_width
+
+
 def shared_layers(config: "ModelConfig") -> dict[str, int]:
     """Returns the layer whose keys and values each kind of `SHARING` reads."""
     found = mixers(config)

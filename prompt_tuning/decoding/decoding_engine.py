@@ -28,6 +28,7 @@ from prompt_tuning.decoding.request_checks import (
 )
 from prompt_tuning.decoding.resident_adapters import ResidentAdapters
 from prompt_tuning.decoding.row_checks import check_generates
+from prompt_tuning.decoding.row_encoding import row_lengths
 from prompt_tuning.decoding.row_progress import RowProgress, row_choices, sampling_needs
 from prompt_tuning.decoding.row_queue import RowQueue
 from prompt_tuning.decoding.sampling_settings import Sampling
@@ -130,6 +131,7 @@ class DecodingEngine:
         self._check_unused(name)
         self._reader.forget()
         self._resident.add(name, model, parameters, prefixes)
+        self._reader.fit_to_adapters(runs=any(self._rows))
 
     def find_adapter(self, name: str | None) -> ResidentAdapter:
         """Returns a loaded adapter; None means the frozen model alone."""
@@ -145,6 +147,7 @@ class DecodingEngine:
         self._check_unused(name)
         self._reader.forget()
         self._resident.remove(name)
+        self._reader.fit_to_adapters(runs=any(self._rows))
 
     def _check_unused(self, name: str) -> None:
         rows = [*self._queue, *(row for row in self._rows if row is not None)]
@@ -250,7 +253,8 @@ class DecodingEngine:
             lengths = [1]
             if adapter.whole:
                 vectors = max(adapter.joined, adapter.encoded)
-                lengths = self._reader.row_lengths(self.limit - vectors - 1)
+                longest = self.limit - vectors - 1
+                lengths = row_lengths(self._reader.chunk, longest)
             for length in lengths:
                 self._run_example([0] * length, name, Sampling(new_tokens=1))
             programs.append(f"texts of {name or 'the model'}: {shown(lengths)}")

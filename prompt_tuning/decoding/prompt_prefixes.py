@@ -21,7 +21,11 @@ from safetensors.numpy import save
 from prompt_tuning.checkpoints.formats.safetensors import read_header
 from prompt_tuning.core.atomic_files import write_file
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.core.layer_kinds import check_all_attention, key_layers
+from prompt_tuning.core.layer_kinds import (
+    check_all_attention,
+    key_layers,
+    key_value_sizes,
+)
 from prompt_tuning.core.parameters import Parameters, merge
 from prompt_tuning.models.attention import KeyValues
 from prompt_tuning.models.language_model import LanguageModel
@@ -175,13 +179,15 @@ def _read(
         prefixes = []
         while (name := f"{number}/{len(prefixes)}") + "/keys" in stored:
             arrays = [stored[f"{name}/{part}"].read() for part in ("keys", "values")]
-            count = arrays[0].shape[2]
-            heads = config.key_value_heads
-            expected = (key_layers(config), heads, count, config.head_width)
-            if any(array.shape != expected for array in arrays):
+            found, count = [x.shape for x in arrays], arrays[0].shape[2]
+            groups, *widths = key_value_sizes(
+                config, compressed=found[0][-1] < config.head_width
+            )
+            expected = [(key_layers(config), groups, count, x) for x in widths]
+            if found != expected:
                 raise InputError(
-                    f"{file}: {name} has the shapes {[x.shape for x in arrays]}, "
-                    f"expected {expected} twice: delete it, or write it again"
+                    f"{file}: {name} has the shapes {found}, expected {expected}: "
+                    "delete it, or write it again"
                 )
             both = (jnp.asarray(x, config.dtype)[:, :, None] for x in arrays)
             start = int(stored[f"{name}/start"].read()[0])

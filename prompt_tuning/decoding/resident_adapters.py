@@ -9,7 +9,7 @@ from prompt_tuning.core.block_arrays import Blocks, view_blocks
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.invocations import NEVER, first_active
 from prompt_tuning.core.model_config import ModelConfig
-from prompt_tuning.core.parameters import Parameters
+from prompt_tuning.core.parameters import Parameters, merge
 from prompt_tuning.decoding.adapter_table import (
     AdapterTable,
     PromptPages,
@@ -23,6 +23,7 @@ from prompt_tuning.decoding.prompt_prefixes import PromptPrefixes
 from prompt_tuning.decoding.request import Request
 from prompt_tuning.decoding.request_checks import check_ids
 from prompt_tuning.decoding.shared_texts import SharedTexts
+from prompt_tuning.models.decoder_only import DecoderOnly
 from prompt_tuning.models.frozen_model import frozen_graph
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.pretrained.text_encoding import encode_given
@@ -92,6 +93,12 @@ class ResidentAdapters:
     def graph(self) -> nnx.GraphDef:
         """Structure of the model with the tables."""
         return self._table.graph
+
+    @property
+    def compresses(self) -> bool:
+        """Whether slots hold compressed keys and values; see `LatentAttention`."""
+        model = merge(self.graph, self.parameters)
+        return isinstance(model, DecoderOnly) and model.decoder.compresses
 
     @property
     def invokes(self) -> bool:

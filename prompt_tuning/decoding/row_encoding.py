@@ -64,3 +64,11 @@ def continuation_text(
         return tokenizer.decode(new)
     whole = tokenizer.decode([*given, *new])
     return added_text(before, whole, complete_text(tokenizer, given))
+
+
+def row_lengths(chunk: int, limit: int) -> list[int]:
+    """Returns the padded lengths of whole rows, from `chunk` up to a limit."""
+    lengths = [min(chunk, limit)]
+    while lengths[-1] < limit:
+        lengths.append(min(2 * lengths[-1], limit))
+    return lengths

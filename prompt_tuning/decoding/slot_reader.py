@@ -16,6 +16,7 @@ from prompt_tuning.decoding.slot_state import (
     Page,
     RowStates,
     Slots,
+    expand_slots,
     padded_pages,
     page_counts,
 )
@@ -41,12 +42,12 @@ class SlotReader:
 
     Attributes:
       slots: arrays on the device.
+      chunk: number of tokens of a row that are read in one go.
 
     Args:
       resident: the model and its adapters.
       count: number of slots.
       length: maximum number of tokens per row.
-      chunk: number of tokens of a row that are read in one go.
       together: number of rows whose texts are read together.
     """
 
@@ -58,18 +59,35 @@ class SlotReader:
         chunk: int,
         together: int,
     ):
-        self._resident, self._count, self._chunk = resident, count, chunk
-        self._together = together
-        self._config = resident.model.config
+        self._resident, self._count, self.chunk = resident, count, chunk
+        self._together, self._config = together, resident.model.config
         # Chunks begin at multiples of their size, and must not pass the end.
-        whole_chunks = -(-length // chunk) * chunk
-        self.slots = Slots.create(self._config, count, whole_chunks, chunk)
-        self._no_page = Page.empty(self._config, resident.page)
+        self._sizes = count, -(-length // chunk) * chunk, chunk
+        self._create_slots()
         recurrent = bool(self._config.recurrent_layers)
         self._no_state = RecurrentState.zeros(self._config, 1) if recurrent else None
         # The last row of each slot, and the order in which they started.
         self._texts: list[RowProgress | None] = [None] * count
         self._begun = list(range(count))
+
+    def _create_slots(self) -> None:
+        self._compressed = self._resident.compresses
+        form = {"compressed": self._compressed}
+        self.slots = Slots.create(self._config, *self._sizes, **form)
+        self._no_page = Page.empty(self._config, self._resident.page, **form)
+
+    def fit_to_adapters(self, *, runs: bool) -> None:
+        """Compresses or expands keys and values after adapters have changed.
+
+        Those of rows that run stay expanded if they are.
+        """
+        slots, compresses = self.slots, self._resident.compresses
+        if compresses == self._compressed or (compresses and runs):
+            return
+        self._create_slots()
+        if runs:
+            bare = self._resident.find(None)
+            self.slots = expand_slots(bare.parameters, slots, graph=bare.model.graph)
 
     def read_tokens(self, active: Placed, tokens: PerRow) -> None:
         """Reads the next token of each active row."""
@@ -145,13 +163,6 @@ class SlotReader:
                 f"step of {self._count} rows with {count} pages, up to {columns} tokens"
             )
         return programs
-
-    def row_lengths(self, limit: int) -> list[int]:
-        """Returns the padded lengths of whole rows, up to a limit."""
-        lengths = [min(self._chunk, limit)]
-        while lengths[-1] < limit:
-            lengths.append(min(2 * lengths[-1], limit))
-        return lengths
 
     def read_texts(self, rows: Sequence[RowProgress | None], more: bool) -> None:
         """Reads chunks of texts; only a few while other rows wait for their step.
@@ -231,7 +242,7 @@ class SlotReader:
         # from the first token has 8, and keys would differ in the last bits: in float32
         # they did in 16 of 16 trials, by up to 1e-6. Sharing more would save one chunk
         # at most. Keys of generated tokens, which are read one by one, differ too.
-        size = self._chunk
+        size = self.chunk
         most = row.common_keys(other)
         most = min(most, len(other.given) if runs else other.written)
         if row.scores and not (other.scores and other.scores.covers(row.scores)):
@@ -282,7 +293,7 @@ class SlotReader:
     def _kind(self, row: RowProgress) -> tuple[Any, ...]:
         """Returns a key that is equal for rows that can be read together."""
         if row.reads_whole:
-            size = self._chunk
+            size = self.chunk
             while size < len(row.given):
                 size *= 2
             return id(row.adapter), size
@@ -297,14 +308,14 @@ class SlotReader:
             self._read_whole([row for _, row in filled], numbers)
             return
         pad, count = self._config.pad_id, len(filled)
-        tokens = np.full((count, self._chunk), pad, np.int32)
+        tokens = np.full((count, self.chunk), pad, np.int32)
         if chosen[0][1].embeddings is not None:
-            shape = (count, self._chunk, self._config.width)
+            shape = (count, self.chunk, self._config.width)
             tokens = np.zeros(shape, np.float32)
         counts = np.zeros(count, np.int32)
         for i, (_, row) in enumerate(filled):
             given = row.given if row.embeddings is None else row.embeddings
-            part = given[row.written : row.written + self._chunk]
+            part = given[row.written : row.written + self.chunk]
             tokens[i, : len(part)], counts[i] = part, len(part)
         placed = [(i, row) for i, (_, row) in enumerate(filled)]
         pages, visible = self._active_pages(placed, count)
@@ -318,7 +329,7 @@ class SlotReader:
             pages,
             join_rows([row.prompt.state for _, row in filled], self._no_state),
             graph=self._resident.graph,
-            sections=self._sections(placed, self._chunk),
+            sections=self._sections(placed, self.chunk),
         )
         for i, (_, row) in enumerate(chosen):
             if row.scores is not None:

@@ -1,6 +1,7 @@
 """Device arrays of the rows in slots, and the arguments that describe a row."""
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
@@ -8,12 +9,17 @@ from typing import Any, NamedTuple, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, DTypeLike, Float, Int
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int
 
 from prompt_tuning.core.block_arrays import BlockArrays
-from prompt_tuning.core.layer_kinds import key_layers
+from prompt_tuning.core.compilation import WeightedJit
+from prompt_tuning.core.layer_kinds import key_layers, key_value_sizes
 from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.core.parameters import Parameters, merge
 from prompt_tuning.models.attention import KeyValues
+from prompt_tuning.models.decoder_only import DecoderOnly
+from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.models.recurrent_state import RecurrentState
 
 Integers = Int[Array, "..."] | Int[np.ndarray, "..."]
@@ -44,9 +50,13 @@ class BlockKeyValues(NamedTuple):
     values: BlockArrays
 
     @classmethod
-    def zeros(cls, shape: tuple[int, ...], dtype: DTypeLike) -> "BlockKeyValues":
-        """Returns zeros of a shape `[L, G, B, S, K]`."""
-        return cls(*(BlockArrays.zeros(shape, dtype) for _ in range(2)))
+    def zeros(
+        cls, config: ModelConfig, rows: int, length: int, *, compressed: bool
+    ) -> "BlockKeyValues":
+        """Returns zeros for so many columns of rows; see `key_value_sizes`."""
+        groups, *widths = key_value_sizes(config, compressed=compressed)
+        shape = (key_layers(config), groups, rows, length)
+        return cls(*(BlockArrays.zeros((*shape, x), config.dtype) for x in widths))
 
     def map(self, function: Callable[..., Array], *others: Any) -> "BlockKeyValues":
         """Applies a function to the arrays of each block.
@@ -100,7 +110,13 @@ class Slots:
 
     @classmethod
     def create(
-        cls, config: ModelConfig, count: int, length: int, chunk: int
+        cls,
+        config: ModelConfig,
+        count: int,
+        length: int,
+        chunk: int,
+        *,
+        compressed: bool = False,
     ) -> "Slots":
         """Returns empty slots.
 
@@ -109,21 +125,25 @@ class Slots:
           count: number of slots.
           length: number of columns per slot, and per encoder output.
           chunk: number of tokens of a row that are read in one go; divides `length`.
+          compressed: whether keys and values are those of `LatentAttention`.
         """
-        groups, width = config.key_value_heads, config.head_width
-        layers = key_layers(config)
-        shape = (layers, groups, count, length, width)
+        zeros = functools.partial(
+            BlockKeyValues.zeros, config, count, compressed=compressed
+        )
         decodes_alone = config.architecture == "decoder_only"
         return cls(
-            tuple(
-                BlockKeyValues.zeros((layers, groups, count, size, width), config.dtype)
-                for size in section_sizes(length, chunk)
-            ),
+            tuple(map(zeros, section_sizes(length, chunk))),
             jnp.zeros((count, config.width), config.dtype),
-            None if decodes_alone else BlockKeyValues.zeros(shape, config.dtype),
+            None if decodes_alone else zeros(length),
             None if decodes_alone else jnp.zeros((count, length), bool),
             RecurrentState.zeros(config, count) if config.recurrent_layers else None,
         )
+
+    def in_form(self, key_values: KeyValues, model: LanguageModel) -> KeyValues:
+        """Returns what a model kept of rows, expanded if the slots are."""
+        if key_values.keys.shape[-1] == self.own[0].keys.shape[-1]:
+            return key_values
+        return cast(DecoderOnly, model).decoder.expanded(key_values)
 
     @property
     def section_ends(self) -> list[int]:
@@ -135,6 +155,21 @@ class Slots:
         """Size of all keys and values."""
         parts = (*self.own, *([self.cross] if self.cross is not None else []))
         return sum(array.nbytes for part in parts for array in part)
+
+
+@functools.partial(WeightedJit, static_argnames="graph")
+def expand_slots(parameters: Parameters, slots: Slots, *, graph: nnx.GraphDef) -> Slots:
+    """Expands compressed keys and values of rows to those of all heads.
+
+    Args:
+      parameters: parameters of the frozen model by path.
+      slots: all slots.
+      graph: structure of the frozen model.
+    """
+    decoder = cast(DecoderOnly, merge(graph, parameters)).decoder
+    expanded = [decoder.expanded(section.stacked()) for section in slots.own]
+    own = [BlockKeyValues(*map(BlockArrays.of, section)) for section in expanded]
+    return dataclasses.replace(slots, own=tuple(own))
 
 
 class Page(NamedTuple):
@@ -157,12 +192,12 @@ class Page(NamedTuple):
         return cls(keys.map(_transposed), values, jnp.asarray(start, jnp.int32))
 
     @classmethod
-    def empty(cls, config: ModelConfig, size: int) -> "Page":
-        """Returns a page of zeros."""
-        layers = key_layers(config)
-        shape = (layers, config.key_value_heads, 1, size, config.head_width)
-        zeros = jnp.zeros(shape, config.dtype)
-        return cls.create(KeyValues(zeros, zeros), 0)
+    def empty(
+        cls, config: ModelConfig, size: int, *, compressed: bool = False
+    ) -> "Page":
+        """Returns a page of zeros; see `Slots.create`."""
+        zeros = BlockKeyValues.zeros(config, 1, size, compressed=compressed)
+        return cls(zeros.keys.map(_transposed), zeros.values, jnp.zeros((), jnp.int32))
 
     @property
     def size(self) -> int:

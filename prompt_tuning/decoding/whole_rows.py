@@ -57,13 +57,15 @@ def read_whole_rows(
     hidden, cache = model.prefill(jnp.asarray(tokens), jnp.asarray(lengths), 1, prompts)
     text, rows = cache.past[-1], len(hidden)
     assert isinstance(text.key_values, KeyValues)
-    size = min(text.key_values.keys.shape[3], slots.section_ends[-1])
+    # The slots may be expanded for another adapter.
+    own = slots.in_form(text.key_values, model)
+    size = min(own.keys.shape[3], slots.section_ends[-1])
     written = jnp.full(rows, size)
     if text.mask is not None:
         written = _row_marks(text.mask, rows).sum(1)
     slots = dataclasses.replace(
         slots,
-        own=_write_whole_rows(slots, text.key_values, numbers),
+        own=_write_whole_rows(slots, own, numbers),
         hidden=slots.hidden.at[numbers].set(hidden),
     )
     if slots.state is not None and cache.state is not None:

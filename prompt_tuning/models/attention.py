@@ -55,6 +55,9 @@ class KeyValues(NamedTuple):
 
     Each row of a shared source serves `R / N` consecutive rows of queries; e.g. with `N
     = 1` it serves all of them. For all blocks together there is a leading axis `L`.
+
+    Compressed ones are narrower (see `latent_attention`): `G` is 1, and the values are
+    also the last elements of the keys.
     """
 
     keys: Array
@@ -62,7 +65,7 @@ class KeyValues(NamedTuple):
 
     @classmethod
     def from_heads(
-        cls, keys: Float[Array, "R S G K"], values: Float[Array, "R S G K"]
+        cls, keys: Float[Array, "R S G K"], values: Float[Array, "R S G V"]
     ) -> "KeyValues":
         """Rearranges the heads of all positions, as attention reads them."""
         return cls(keys.transpose(2, 0, 1, 3), values.transpose(2, 0, 1, 3))
@@ -140,6 +143,25 @@ def attend(
     if query.shape[3] <= MAXIMUM_QUERIES:
         return run(query, tuple(sources), draws)
     return _attend_by_blocks(run, query, tuple(sources), draws)
+
+
+def attend_with_sums(
+    query: Float[Array, "G R h Q K"],
+    sources: Sequence[AttentionSource],
+    settings: "ScoreSettings",
+) -> tuple[Float[Array, "G R h Q V"], Float[Array, "G R h Q"]]:
+    """Computes `attend`, also of compressed sources, and the logarithms of the sums.
+
+    Args:
+      query: queries of one stream, as wide as keys and values together if compressed.
+      sources: keys and values that the queries attend to, all of one form.
+      settings: see `attend`.
+
+    Returns:
+      the weighted means of the values, and the logarithm of each softmax denominator.
+    """
+    output, logarithms, _ = _forward(settings, 0.0, query, tuple(sources), None)
+    return output, logarithms
 
 
 def attention_weights(
@@ -256,7 +278,7 @@ def _attend(settings, rate, query, sources, draws):
 
 
 def _forward(settings, rate, query, sources, draws):
-    """Computes the output and the residuals for the backward pass."""
+    """Computes the output, log-sums of the softmax, and residuals."""
     by_query = query.shape[:-1]  # [G, R, h, Q]
     # Of each source, [G, N, r, h, Q, S] with its own N and S.
     scores, slopes = zip(
@@ -270,8 +292,9 @@ def _forward(settings, rate, query, sources, draws):
         jnp.exp(s - over_keys(highest, s)).astype(query.dtype) for s in scores
     ]
     totals = [e.sum(-1, dtype=jnp.float32).reshape(by_query) for e in exponentials]
+    total = functools.reduce(jnp.add, totals)
     # [G, R, h, Q, 1]: one over the softmax denominator.
-    inverse = (1 / functools.reduce(jnp.add, totals))[..., None]
+    inverse = (1 / total)[..., None]
     # Of each source, [G, R, h, Q, K], not yet divided by the denominator.
     weighted_values = [
         sum_over_keys(_drop_weights(e, rate, draws, i), source.key_values.values, query)
@@ -279,7 +302,8 @@ def _forward(settings, rate, query, sources, draws):
     ]
     summed = functools.reduce(jnp.add, weighted_values)
     output = (summed * inverse).astype(query.dtype)  # [G, R, h, Q, K]
-    return output, (query, sources, draws, exponentials, slopes, inverse, output)
+    residuals = query, sources, draws, exponentials, slopes, inverse, output
+    return output, highest + jnp.log(total), residuals
 
 
 def _forward_rule(settings, rate, query, sources, draws):
@@ -290,7 +314,7 @@ def _forward_rule(settings, rate, query, sources, draws):
         (query, sources, draws),
         is_leaf=lambda x: isinstance(x, jax.custom_derivatives.CustomVJPPrimal),
     )
-    output, residuals = _forward(settings, rate, *values)
+    output, _, residuals = _forward(settings, rate, *values)
     return output, (residuals, trains_bias)
 
 
@@ -351,7 +375,13 @@ def _scores(
 
     Also returns the derivative of the soft cap at each score; None without a soft cap.
     """
-    scores = query_key_products(query, source.key_values.keys) * settings.scale
+    keys, values = source.key_values
+    if (width := keys.shape[-1]) == query.shape[-1]:
+        products = query_key_products(query, keys)
+    else:  # compressed: the values are the other elements of the keys
+        products = query_key_products(query[..., :width], keys)
+        products += query_key_products(query[..., width:], values)
+    scores = products * settings.scale
     slope = None
     if settings.soft_cap is not None:
         bounded = jnp.tanh(scores / settings.soft_cap)

@@ -45,14 +45,14 @@ class Projected(NamedTuple):
 
     Attributes:
       query: queries.
-      keys: keys.
+      keys: keys; see `KeyValues` for compressed ones.
       values: values.
       gate: factors of the attended values, or None.
     """
 
     query: Float[Array, "n H K"]
     keys: Float[Array, "n G K"]
-    values: Float[Array, "n G K"]
+    values: Float[Array, "n G V"]
     gate: Float[Array, "n HK"] | None
 
 
@@ -192,6 +192,18 @@ class Attention(nnx.Module):
             ones = jnp.ones(self.head_width, values.dtype)
             values = root_mean_square_norm(values, ones, self.config.norm_epsilon)
         return collectives.local_groups(keys), collectives.local_groups(values)
+
+    def in_form_of(
+        self, past: Sequence[KeyValues | None], own: tuple[KeyValues, ...]
+    ) -> tuple[KeyValues, ...]:
+        """Returns projected keys and values in the form that they are kept in.
+
+        Args:
+          past: what precedes them in this block.
+          own: those of each stream.
+        """
+        del past
+        return own
 
     def source(self, x: Float[Array, "R S D"]) -> KeyValues:
         """Projects rows to the keys and values that attention reads."""

@@ -55,11 +55,11 @@ def query_key_products(query: Array, keys: Array) -> Array:
 
 
 def sum_over_keys(weights: Array, values: Array, query: Array) -> Array:
-    """Sums values over keys, with weights `[G, N, r, h, Q, S]`: `[G, R, h, Q, K]`."""
+    """Sums values over keys, with weights `[G, N, r, h, Q, S]`: `[G, R, h, Q, V]`."""
     summed = jnp.einsum(
         "gnrhqs,gnsk->gnrhqk", weights, values, preferred_element_type=jnp.float32
     )
-    return summed.reshape(query.shape)
+    return summed.reshape(*query.shape[:-1], values.shape[-1])
 
 
 def sum_over_queries(weights: Array, query: Array, keys: Array) -> Array:

@@ -318,6 +318,7 @@ class Block(nnx.Module):
                 for part, name in ((keys, "keys"), (values, "values"))
             )
             key_values = tuple(map(KeyValues.from_heads, keys, values))
+            key_values = attention.in_form_of(past, key_values)
         else:
             query, keys, gate = attention.project_queries(normed, angles), [], None
         query = named(query, "query")  # [n, H, K]

@@ -11,12 +11,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from prompt_tuning.core.layer_kinds import key_layers
-from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.models.attention import KeyValues
 from prompt_tuning.models.recurrent_state import RecurrentState
 from prompt_tuning.models.streams import Context, Kept, Stream
-from prompt_tuning.sharding import collectives
 
 
 @jax.tree_util.register_dataclass
@@ -27,7 +24,8 @@ class Cache:
     Attributes:
       next_positions: position of each row's first new token, `[B]`.
       past: prefilled keys and values, as a new token attends to them.
-      generated: buffer for new tokens, `[L, G, B, capacity, K]`.
+      generated: buffer for new tokens, `[L, G, B, capacity, K]`; see `KeyValues` for
+        compressed ones.
       step: number of new tokens read.
       cross: the encoder's output; empty in a decoder-only model.
       state: states of recurrent layers after the last token; None without such layers.
@@ -45,27 +43,27 @@ class Cache:
     @classmethod
     def create(
         cls,
-        config: ModelConfig,
         next_positions: Int[Array, "B"],
         *,
         capacity: int,
-        past: tuple[Context, ...] = (),
+        past: tuple[Context, ...],
         cross: tuple[Context, ...] = (),
         active: Bool[Array, "B"] | None = None,
     ) -> "Cache":
-        """Allocates a cache with room for `capacity` new tokens."""
-        shape = (
-            key_layers(config),
-            collectives.local_group_count(config.key_value_heads),
-            next_positions.shape[0],
-            capacity,
-            config.head_width,
+        """Allocates a cache with room for `capacity` new tokens.
+
+        The keys of new tokens have the form of those right before them.
+        """
+        last, rows = past[-1], len(next_positions)
+        assert isinstance(last.key_values, KeyValues)
+        empty = KeyValues(
+            *(
+                jnp.zeros((*x.shape[:2], rows, capacity, x.shape[-1]), x.dtype)
+                for x in last.key_values
+            )
         )
-        empty = KeyValues(*(jnp.zeros(shape, config.dtype) for _ in range(2)))
-        step, state = jnp.zeros((), jnp.int32), None
-        if past:
-            state = past[-1].state
-        return cls(next_positions, past, empty, step, cross, state, active)
+        step = jnp.zeros((), jnp.int32)
+        return cls(next_positions, past, empty, step, cross, last.state, active)
 
     def contexts(self) -> tuple[Context, ...]:
         """Returns all keys that a new token attends to, except its own."""

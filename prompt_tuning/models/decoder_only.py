@@ -288,7 +288,6 @@ class DecoderOnly(LanguageModel):
             hidden, lengths[:, None], rows, last, tokens.shape[1]
         )
         cache = Cache.create(
-            self.config,
             lengths + self.decoder.prompt_count(),
             past=(*past, stream.as_context(kept)),
             capacity=capacity,

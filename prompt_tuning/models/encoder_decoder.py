@@ -351,7 +351,6 @@ class EncoderDecoder(LanguageModel):
         )
         states = self._first_state(hidden, rows)
         cache = Cache.create(
-            self.config,
             rows.lengths + self.decoder.prompt_count(),
             past=(*past, stream.as_context(kept)),
             capacity=capacity,

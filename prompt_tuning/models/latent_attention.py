@@ -4,15 +4,37 @@ DeepSeek-AI 2024, "DeepSeek-V2", section 2.1. Each position has a vector of
 `key_value_rank` elements, from which each head computes its keys and values. All heads
 share the rotated part of the keys. Queries may be compressed, too.
 
-We expand keys and values before keeping them, so a cache stores them for every head.
+What is kept for later positions is that vector and the rotated part, as keys and values
+of a single head. A few queries read them as they are: multiplied by a head's projection
+to keys, a query has the product with the vector that it has with the key, and the
+weighted mean of vectors is projected to values afterwards (section 2.1.2, "absorbed").
+For many queries it takes fewer operations to expand the vectors to keys and values of
+all heads, which are not kept. Keys and values are kept expanded, for all heads, if
+adapters change the projections from the vectors, and behind a trained prefix of keys
+and values (`LatentAttention.in_form_of`).
 """
 
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import named_key
+from prompt_tuning.core.save_policies import ATTENTION, named
+from prompt_tuning.models.attention import (
+    MAXIMUM_QUERIES,
+    AttentionSource,
+    KeyValues,
+    ScoreSettings,
+    attend_with_sums,
+    groups_first,
+    positions_first,
+)
 from prompt_tuning.models.attention_layer import Attention, Projected
 from prompt_tuning.models.layers import Dense
 from prompt_tuning.models.norms import Norm, normalize
@@ -93,15 +115,134 @@ class LatentAttention(Attention):
             query, rotated = rotate_queries_and_keys(
                 query, rotated, angles, interleaved=self.interleaved
             )
-        count = (len(x), -1)
-        unrotated = self.key(latent)  # [n, H * N]
+        if self.compresses:
+            return Projected(query, rotated, latent[:, None], None)
+        expanded = self._by_head(rotated, self.key(latent), self.value(latent))
+        return Projected(query, *expanded, None)
+
+    @property
+    def compresses(self) -> bool:
+        """Whether no adapter changes the projections from compressed vectors."""
+        return not (self.key.adapters or self.value.adapters)
+
+    def in_form_of(
+        self, past: Sequence[KeyValues | None], own: tuple[KeyValues, ...]
+    ) -> tuple[KeyValues, ...]:
+        """Expands keys and values behind expanded ones; see `Attention`."""
+        if not past or past[-1] is None or self._is_compressed(past[-1]):
+            return own
+        return tuple(map(self.expand, own))
+
+    def expand(self, key_values: KeyValues) -> KeyValues:
+        """Returns keys and values of each head, `[H, R, S, K]`.
+
+        Compressed ones are of rows without adapters of these projections.
+        """
+        if not self._is_compressed(key_values):
+            return key_values
+        shape = key_values.keys.shape[1:3]  # [R, S]
+        rotated, latent = (x.reshape(-1, x.shape[-1]) for x in key_values)
+        expanded = self._by_head(
+            rotated[:, None], self.key.product(latent), self.value.product(latent)
+        )
+        by_row = (x.reshape(*shape, *x.shape[1:]) for x in expanded)
+        return KeyValues.from_heads(*by_row)
+
+    def weights(
+        self, query: Float[Array, "R Q H K"], sources: Sequence[AttentionSource]
+    ) -> Float[Array, "R Q _"]:
+        """Computes the weights of a stream's keys; see `Attention`."""
+        return super().weights(query, self._all_expanded(sources))
+
+    def attend_and_project(
+        self,
+        queries: Sequence[Float[Array, "_ _ H K"]],
+        sources: Sequence[Sequence[AttentionSource]],
+        *others: Any,
+    ) -> Float[Array, "n D"]:
+        """Attends from each stream to its sources; see `Attention`."""
+        if len(queries) > 1:  # the first one reads expanded keys in any case
+            sources = list(map(self._all_expanded, sources))
+        return super().attend_and_project(queries, sources, *others)
+
+    def _is_compressed(self, key_values: KeyValues) -> bool:
+        return key_values.keys.shape[-1] < self.head_width
+
+    def _all_expanded(self, sources):
+        return [x._replace(key_values=self.expand(x.key_values)) for x in sources]
+
+    def _by_head(
+        self,
+        rotated: Float[Array, "n 1 rotated"],
+        unrotated: Float[Array, "n HN"],
+        values: Float[Array, "n HV"],
+    ) -> tuple[Float[Array, "n H K"], Float[Array, "n H K"]]:
+        """Returns the keys and values of all heads, from their projected elements."""
+        count = (len(unrotated), -1)
         unrotated = unrotated.reshape(*count, self.head_width - rotated.shape[-1])
         rotated = jnp.broadcast_to(rotated, (*unrotated.shape[:2], rotated.shape[-1]))
         keys = jnp.concatenate([rotated, unrotated], axis=-1)  # [n, H, K]
-        values = self.value(latent).reshape(*count, self.value_width)
+        values = values.reshape(*count, self.value_width)
         missing = self.head_width - self.value_width
-        values = jnp.pad(values, ((0, 0), (0, 0), (0, missing)))
-        return Projected(query, keys, values, None)
+        return keys, jnp.pad(values, ((0, 0), (0, 0), (0, missing)))
+
+    def _attend(self, query, sources, key, first_row):
+        """Attends to compressed keys as they are if the queries are few."""
+        *before, _ = (self._is_compressed(x.key_values) for x in sources)
+        drops = key is not None and self.dropout_rate > 0
+        if not any(before) or drops or query.shape[1] > self._most_absorbed:
+            expanded = self._all_expanded(sources)
+            return super()._attend(query, expanded, key, first_row)
+        settings = ScoreSettings(self.scale, self.config.attention_soft_cap)
+        rotated = self.config.rotated_width
+        heads = (self.config.key_value_rank, query.shape[2], -1)
+        absorbed = jnp.einsum(
+            "rqhn,chn->rqhc",
+            query[..., rotated:],
+            self.key.wide_kernel().astype(query.dtype).reshape(heads),
+        )
+        absorbed = jnp.concatenate([query[..., :rotated], absorbed], axis=-1)
+        compressed = [x for x in sources if self._is_compressed(x.key_values)]
+        others = [x for x in sources if not self._is_compressed(x.key_values)]
+        means, logarithms = attend_with_sums(
+            groups_first(absorbed, 1), compressed, settings
+        )
+        attended = jnp.einsum(
+            "rqhc,chv->rqhv",
+            positions_first(means),
+            self.value.wide_kernel().astype(query.dtype).reshape(heads),
+        )
+        if others:
+            groups = others[0].key_values.groups
+            more, sums = attend_with_sums(groups_first(query, groups), others, settings)
+            more = positions_first(more)[..., : self.value_width]
+            logarithms, sums = (
+                positions_first(x[..., None]) for x in (logarithms, sums)
+            )
+            # A row's share is exactly 0 of sources that it sees nothing of.
+            share = jax.nn.softmax(jnp.stack([logarithms, sums]), axis=0)
+            joined = share[0] * attended + share[1] * more
+            attended = joined.astype(query.dtype)
+        return named(groups_first(attended, 1), ATTENTION)
+
+    @property
+    def _most_absorbed(self) -> int:
+        """Number of queries up to which absorbed products take fewer operations.
+
+        That is with as many keys before the queries. It depends on the config alone, so
+        that a row does not depend on its neighbours.
+        """
+        config = self.config
+        rank, width, rotated = (
+            config.key_value_rank,
+            config.head_width,
+            config.rotated_width,
+        )
+        # To expand a key and a value, and to multiply and add, for each head.
+        expanding = rank * (width - rotated + self.value_width)
+        more = 2 * rank + rotated - (width + self.value_width)
+        few = expanding / more / 2 if more > 0 else math.inf
+        return int(min(few, MAXIMUM_QUERIES))
 
     def queries(self, x: Float[Array, "*lead D"]) -> Float[Array, "*lead H K"]:
         """Projects to unrotated queries."""

@@ -1,16 +1,21 @@
 """Keys and values that a block does not compute itself: earlier or shared ones."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from prompt_tuning.core.layer_kinds import KEYS, SHARING, shared_layers
 from prompt_tuning.core.mixed_scan import entries
 from prompt_tuning.core.model_config import ModelConfig
-from prompt_tuning.core.parameters import ParameterAxes
+from prompt_tuning.core.parameters import ParameterAxes, logical_axes, merge, split
+from prompt_tuning.core.recomputation import rematerialized
+from prompt_tuning.core.save_policies import ALL_BUT_WEIGHTS
 from prompt_tuning.models.attention import KeyValues
+from prompt_tuning.models.attention_layer import Attention
+from prompt_tuning.models.host_memory import any_on_host, move_to_device
 from prompt_tuning.models.streams import Context, StreamView
 from prompt_tuning.sharding import collectives, parameter_gathering
 
@@ -87,3 +92,27 @@ def gathers_weights(axes: Mapping[str, ParameterAxes]) -> bool:
         parameter_gathering.needs_gather(known.names, path)
         for path, known in axes.items()
     )
+
+
+def in_each_block(
+    attention: Attention, function: Callable[..., KeyValues], inputs: Any
+) -> KeyValues:
+    """Computes keys and values with one attention layer of every block.
+
+    Args:
+      attention: those layers, stacked on `L`.
+      function: `f(layer of one block, its inputs)`.
+      inputs: tree, stacked on `L`.
+    """
+    graph, parameters = split(attention)
+    axes = logical_axes(attention)
+
+    def run(layer):
+        parameters, inputs = layer
+        whole = parameter_gathering.gather_parameters(move_to_device(parameters), axes)
+        return function(merge(graph, whole), inputs)
+
+    if gathers_weights(axes) or any_on_host(parameters):
+        run = rematerialized(run, ALL_BUT_WEIGHTS, in_scan=True)
+    # One block at a time: a batched product would cast all kernels at once.
+    return jax.lax.map(run, (parameters, inputs))

@@ -32,15 +32,13 @@ from prompt_tuning.core.parameters import (
     named_key,
     split,
 )
-from prompt_tuning.core.recomputation import rematerialized
 from prompt_tuning.core.rematerialization import Rematerialization
-from prompt_tuning.core.save_policies import ALL_BUT_WEIGHTS
 from prompt_tuning.models.attention import KeyValues
 from prompt_tuning.models.attention_choice import choose_attention, is_fusable
-from prompt_tuning.models.attention_layer import Attention
 from prompt_tuning.models.block import Block
 from prompt_tuning.models.disentangled import relative_vectors
 from prompt_tuning.models.host_memory import any_on_host, move_to_device
+from prompt_tuning.models.latent_attention import LatentAttention
 from prompt_tuning.models.layer_inputs import LayerInputs, first_inputs
 from prompt_tuning.models.linear_bias import linear_bias
 from prompt_tuning.models.norms import Norm
@@ -57,6 +55,7 @@ from prompt_tuning.models.source_keys import (
     empty_keys,
     encoder_outputs,
     gathers_weights,
+    in_each_block,
     reused_keys,
     shared_keys,
     stacked_key_values,
@@ -291,22 +290,26 @@ class Stack(nnx.Module):
         that of the batch's rows.
         """
         assert self.layers.cross_attention is not None
-        graph, parameters = split(self.layers.cross_attention)
-        axes = logical_axes(self.layers.cross_attention)
         encoded = collectives.copy_to_shards(encoded, "heads")
         keys = None if key is None else jax.random.split(key, self.count)
+        return in_each_block(
+            self.layers.cross_attention,
+            lambda attention, key: attention.encoded_source(encoded, key, shared),
+            keys,
+        )
 
-        def project(layer):
-            parameters, key = layer
-            on_device = move_to_device(parameters)
-            whole = parameter_gathering.gather_parameters(on_device, axes)
-            attention = cast(Attention, merge(graph, whole))
-            return attention.encoded_source(encoded, key, shared)
+    def expanded(self, key_values: KeyValues) -> KeyValues:
+        """Returns keys and values of all blocks and heads, from compressed ones too."""
+        attention = self.layers.self_attention
+        if not isinstance(attention, LatentAttention):
+            return key_values
+        return in_each_block(attention, LatentAttention.expand, key_values)
 
-        if gathers_weights(axes) or any_on_host(parameters):
-            project = rematerialized(project, ALL_BUT_WEIGHTS, in_scan=True)
-        # One block at a time: a batched product would cast all kernels at once.
-        return jax.lax.map(project, (parameters, keys))
+    @property
+    def compresses(self) -> bool:
+        """Whether compressed keys and values are kept, unless a prefix precedes."""
+        attention = self.layers.self_attention
+        return isinstance(attention, LatentAttention) and attention.compresses
 
     def _angles(self, streams: Sequence[Stream]) -> RotaryAngles | None:
         if self.config.positions != "rotary":

@@ -17,8 +17,8 @@ from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import Parameters, merge
 from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.models.attention import KeyValues
+from prompt_tuning.models.decoder_only import DecoderOnly
 from prompt_tuning.models.frozen_model import frozen_graph
-from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.pretrained.attention_matching import (
     check_matching,
     match_attention,
@@ -103,10 +103,11 @@ def keys_and_values(
     def compute(frozen: Parameters, ids: Int[Array, "T"]) -> Float[Array, "L 2 T G K"]:
         if placement is not None:
             frozen = placement.unpad(frozen)
-        model = cast(LanguageModel, merge(graph, frozen))
+        model = cast(DecoderOnly, merge(graph, frozen))
         _, cache = model.prefill(ids[None], jnp.array([len(ids)]), 1)
         text = cache.past[-1].key_values
         assert isinstance(text, KeyValues)
+        text = model.decoder.expanded(text)
         both = jnp.stack([x[:, :, 0] for x in text], axis=1)  # [L, 2, G, T, K]
         return both.swapaxes(2, 3).astype(jnp.float32)
 

@@ -8,19 +8,21 @@ from prompt_tuning.decoding.beam_search import BeamSearch, search_beams
 from prompt_tuning.decoding.decoding_engine import DecodingEngine
 from prompt_tuning.decoding.request import Request
 from prompt_tuning.decoding.sampling_settings import Sampling
-from tests.support.dummies import LLAMA, V, logits, make_batch
+from tests.support.dummies import DEEPSEEK, LLAMA, V, logits, make_batch
 from tests.support.engine_models import engine_model
+from tests.support.exhaustive import sample
 
 TEXTS = ["rev:abc=", "copy:dbca=", "abca"]
 
 
 @pytest.mark.slow
-def test_beams_that_hold_every_continuation_find_the_most_probable_two_tokens():
-    model, parameters = engine_model(LLAMA, "soft")
+@pytest.mark.parametrize("config", sample(1, [LLAMA, DEEPSEEK]))
+def test_beams_that_hold_every_continuation_find_the_most_probable_two_tokens(config):
+    model, parameters = engine_model(config, "soft")
     row = [4, 9, 2]
     settings = BeamSearch(beams=V, returned=3, new_tokens=2)
     (best,) = search_beams(model, parameters, [row], settings)
-    batch = make_batch(LLAMA, [(row, [i, 0]) for i in range(V)])
+    batch = make_batch(config, [(row, [i, 0]) for i in range(V)])
     scores = np.asarray(logits(parameters, batch, graph=model.graph), np.float64)
     logprobs = scores - np.log(np.exp(scores).sum(-1, keepdims=True))  # [V, 2, V]
     totals = logprobs[0, 0][:, None] + logprobs[:, 1]

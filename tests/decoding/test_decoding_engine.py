@@ -110,6 +110,8 @@ EXPERTS = ("none", "experts", "alora", "experts_down")
             ("llama", FEW),
             ("gpt2", BIASED),
             ("deepseek", EXPERTS),
+            ("deepseek", ("none", "suffix", "tasks", "prefix")),
+            ("deepseek", ("none", "suffix", "lora")),
             *((x, RECURRENT) for x in ("lfm2", "qwen3_5", "granite4", "falcon_h1")),
             *((x, RECURRENT) for x in ("mamba2", "jamba", "minimax")),
             *((x, (*FEW, "prefix")) for x in ("deepseek", "llama4", "gemma4")),
@@ -206,6 +208,7 @@ def test_a_kept_slot_is_taken_by_short_rows_only(monkeypatch):
         [
             (LLAMA, "float32", EIGHT, 32),
             (DEEPSEEK, "float32", EXPERTS, 24),
+            (DEEPSEEK, "float32", ("none", "soft", "prefix"), 24),
             *itertools.product([LLAMA, GPT2, T5_GATED], ["float32"], [KINDS], [1000]),
             *itertools.product([LLAMA, GPT2, T5_GATED], ["bfloat16"], [KINDS], [100]),
         ],

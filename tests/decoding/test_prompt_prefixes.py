@@ -23,7 +23,7 @@ from prompt_tuning.decoding.sampling_settings import Sampling
 from prompt_tuning.models.build import build_model
 from prompt_tuning.prompts.initializers import Vocabulary
 from prompt_tuning.prompts.soft import InferenceOnlyPrompt
-from tests.support.dummies import GPT2, LLAMA, with_numbers
+from tests.support.dummies import DEEPSEEK, GPT2, LLAMA, with_numbers
 from tests.support.engine_models import engine_model
 from tests.support.exhaustive import sample
 
@@ -54,6 +54,7 @@ def ids(config, kind: str, path: Path) -> list[tuple[int, ...]]:
             (LLAMA, "soft", "bfloat16"),
             *((LLAMA, kind, "float32") for kind in ("prefix", "deep", "tasks")),
             (GPT2, "soft", "float32"),
+            (DEEPSEEK, "soft", "float32"),
         ],
     ),
 )

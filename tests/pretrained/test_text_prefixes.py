@@ -23,7 +23,7 @@ from prompt_tuning.prompts.prefix_start import PrefixStart
 from prompt_tuning.prompts.stack_shape import StackShape
 from prompt_tuning.prompts.text_starts import spread_windows
 from prompt_tuning.settings.mesh_shape import MeshShape
-from tests.support.dummies import GPT2, LLAMA, with_numbers
+from tests.support.dummies import DEEPSEEK, GPT2, LLAMA, with_numbers
 from tests.support.meshes import layout_of, placed
 
 PREFIX = "decoder/prompt/prompt"
@@ -32,6 +32,7 @@ CONFIGS = {
     "llama": LLAMA,
     "gpt2": GPT2,
     "alibi": dataclasses.replace(GPT2, positions="alibi", maximum_positions=None),
+    "deepseek": dataclasses.replace(DEEPSEEK, dense_layers=(), dense_width=0),
     "qk_norm": dataclasses.replace(LLAMA, query_key_norm="head"),
 }
 
@@ -68,7 +69,7 @@ def test_a_prefix_acts_as_the_text_that_it_starts_from(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["llama", "gpt2", "qk_norm"])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "qk_norm", "deepseek"])
 def test_matched_attention_to_all_tokens_acts_as_the_text(name):
     config = CONFIGS[name]
     frozen = with_numbers(lambda key: build_model(key, config))

@@ -25,9 +25,10 @@ TEMPERATURES = {"greedy": 0, "sampled": 1.5}
 
 def on_mesh(family: str):
     """A model on one device, and on a mesh that shards every dimension it can."""
-    graph, parameters = dummies.prompted(dummies.FAMILIES[family])
+    config = (dummies.FAMILIES | {"deepseek": dummies.DEEPSEEK})[family]
+    graph, parameters = dummies.prompted(config)
     shape = MeshShape(data=1, fsdp=2, tensor=4)
-    layout = meshes.layout_of(shape, dummies.FAMILIES[family])
+    layout = meshes.layout_of(shape, config)
     placement = meshes.placed(layout, graph, parameters)
     put = {path: placement.put(path, leaf) for path, leaf in parameters.items()}
     return graph, [(parameters, None), (put, layout)]
@@ -35,7 +36,7 @@ def on_mesh(family: str):
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("sampled", sample(1, TEMPERATURES))
-@pytest.mark.parametrize("family", ["llama", "t5_gated"])
+@pytest.mark.parametrize("family", ["llama", "t5_gated", "deepseek"])
 def test_sharded_rows_continue_the_same(family, sampled):
     graph, placed = on_mesh(family)
     tokens, lengths = pad_rows(GIVEN, 0, 4)

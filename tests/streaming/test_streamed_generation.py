@@ -15,11 +15,13 @@ from tests.support import dummies
 from tests.support.exhaustive import sample
 
 NEW = 4
+ALIKE = dataclasses.replace(dummies.DEEPSEEK, dense_layers=(), dense_width=0)
 
 
-@pytest.mark.parametrize("family", sample(1, ["llama", "t5_gated", "gpt2"]))
+@pytest.mark.parametrize("family", sample(1, ["llama", "t5_gated", "gpt2", "deepseek"]))
 def test_streamed_tokens_equal_the_usual_ones_with_one_pass_for_each(family):
-    config = dataclasses.replace(dummies.FAMILIES[family], layers=3)
+    families = dummies.FAMILIES | {"deepseek": ALIKE}
+    config = dataclasses.replace(families[family], layers=3)
     graph, parameters = dummies.prompted(config)
     _, _, blocks, rest = divided(parameters, [])
     rows = [row for row, _ in dummies.random_rows([(4, 3), (1, 5), (6, 1)])]
