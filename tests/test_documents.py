@@ -15,6 +15,7 @@ from prompt_tuning.cli import main as command
 from prompt_tuning.config.deferred_factories import factory_named
 from prompt_tuning.config.factories import FACTORIES
 from prompt_tuning.config.parameter_checks import parameter_hints
+from tests.support.small_runs import COMPILATION_CACHE
 
 ROOT = Path(__file__).parents[1]
 FILES = sorted(
@@ -121,6 +122,7 @@ def test_blocks_run(name, tmp_path):
     environment = os.environ | {
         "PATH": f"{folder}:{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),
+        **COMPILATION_CACHE,
     }
     work = tmp_path / "work"
     work.mkdir()

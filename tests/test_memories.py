@@ -32,16 +32,23 @@ TEXT = "upper: apple=APPLE upper: chair=CHAIR reverse: flame=emalf reverse: dog=
 PREFIX = "decoder/prompt/prompt"
 
 
-@pytest.mark.slow
-def test_a_document_becomes_a_run_and_a_cartridge(tmp_path, capsys):
-    text, questions = recall.document(7, 12)
-    document, output = tmp_path / "facts.txt", tmp_path / "memory"
-    document.write_text(text)
+@pytest.fixture(scope="module")
+def cartridge(tmp_path_factory):
+    """A memory of twelve facts, and the command that trained it."""
+    folder = tmp_path_factory.mktemp("cartridge")
+    document, output = folder / "facts.txt", folder / "memory"
+    document.write_text(recall.document(7, 12)[0])
     command = ["remember", str(document), "--model", RECALL, "--out", str(output)]
-    sizes = ["--slots", "12", "--rows", "128", "--held_out", "16", "--batch_size", "32"]
-    sizes += ["--passage", "6"]
-    assert main([*command, *sizes, "--steps", "100", "--start", "first"]) == 0
-    assert "whole text" in capsys.readouterr().out
+    command += ["--slots", "12", "--held_out", "16", "--batch_size", "32"]
+    command += ["--passage", "6", "--start", "first", "--steps", "100", "--rows", "192"]
+    assert main(command) == 0
+    return command, document, output
+
+
+@pytest.mark.slow
+def test_a_document_becomes_a_run_and_a_cartridge(cartridge, tmp_path, capsys):
+    text, questions = recall.document(7, 12)
+    command, document, output = cartridge
     measured = json.loads((output / "memory.json").read_text())
     # The prefix starts as its first tokens act, and is trained to act as all do.
     divergence = {name: x.get("divergence", 0.0) for name, x in measured.items()}
@@ -71,12 +78,14 @@ def test_a_document_becomes_a_run_and_a_cartridge(tmp_path, capsys):
     assert exact["retrieved"][0] > 0.8 and exact["retrieved"][1] == 12
     # The same command finds everything done; other rows or documents are refused.
     before = (output / "study" / "train.hdf5").read_bytes()
-    assert main([*command, *sizes, "--steps", "100", "--start", "first"]) == 0
+    assert main(command) == 0
+    assert "whole text" in capsys.readouterr().out
     assert (output / "study" / "train.hdf5").read_bytes() == before
-    assert main([*command, *sizes, "--rows", "129", "--start", "first"]) == 2
-    assert "rows is 129 and was 128" in capsys.readouterr().err
+    assert main([*command, "--rows", "193"]) == 2
+    assert "rows is 193 and was 192" in capsys.readouterr().err
     document.write_text(text + "bagu=fugo\n")
-    assert main([*command, *sizes, "--steps", "100", "--start", "first"]) == 2
+    assert main(command) == 2
+    document.write_text(text)
 
 
 def test_only_a_memory_is_compared_with_its_document(tmp_path, capsys):
@@ -340,15 +349,14 @@ def test_an_update_leaves_the_rows_of_the_old_memory_alone(tmp_path):
 
 
 @pytest.mark.slow
-def test_memories_that_are_trained_together_answer_behind_each_other(tmp_path):
-    tables = [recall.document(seed, 12) for seed in (3, 4)]
+def test_memories_that_are_trained_together_answer_behind_each_other(
+    cartridge, tmp_path
+):
+    tables = [recall.document(seed, 12) for seed in (7, 4)]
     settings: dict[str, Any] = {"passage": 6, "rows": 192, "batch_size": 32}
     settings |= {"held_out": 16, "steps": 100, "progress": False}
-    for number, (text, _) in enumerate(tables):
-        pt.remember(
-            RECALL, text, slots=12, directory=tmp_path / f"{number}", **settings
-        )
-    folders = [tmp_path / "0", tmp_path / "1"]
+    folders = [cartridge[2], tmp_path / "other"]
+    pt.remember(RECALL, tables[1][0], slots=12, directory=folders[1], **settings)
     together = {"steps": 60, "directory": tmp_path / "both", "progress": False}
     apart, both = pt.compose(folders), pt.compose(folders, **together)
     parts = [tmp_path / "both" / "parts" / str(number) for number in (0, 1)]

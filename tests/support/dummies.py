@@ -213,13 +213,24 @@ def prompted(
     adapters: Sequence[AdapterSpec] = (),
 ) -> tuple[nnx.GraphDef, Parameters]:
     """Returns a model with a prompt; its values depend only on the parameter paths."""
+    describe_once = _prompted.__wrapped__ if adapters else _prompted
+    return _with_drawn(*describe_once(config, length, prompting, tuple(adapters)))
+
+
+@functools.cache
+def _prompted(
+    config: ModelConfig,
+    length: int,
+    prompting: Prompting | None,
+    adapters: tuple[AdapterSpec, ...],
+) -> tuple[nnx.GraphDef, dict[str, jax.ShapeDtypeStruct]]:
     vocabulary = Vocabulary(np.zeros((config.vocabulary_size, config.width), "f4"))
 
     def build(key):
         prompt = SoftPrompt(key, vocabulary, length=length)
         return build_model(key, config, prompt, prompting, adapters=adapters)
 
-    return with_numbers(build)
+    return abstract(build)
 
 
 def with_prompt(
@@ -238,7 +249,14 @@ def with_prompt(
 
 def unprompted(config: ModelConfig) -> tuple[nnx.GraphDef, Parameters]:
     """Returns the same model and values without a prompt."""
-    return with_numbers(lambda key: build_model(key, config))
+    return _with_drawn(*_unprompted(config))
+
+
+@functools.cache
+def _unprompted(
+    config: ModelConfig,
+) -> tuple[nnx.GraphDef, dict[str, jax.ShapeDtypeStruct]]:
+    return abstract(lambda key: build_model(key, config))
 
 
 def abstract(
@@ -252,7 +270,12 @@ def with_numbers(
     build: Callable[[jax.Array], nnx.Module],
 ) -> tuple[nnx.GraphDef, Parameters]:
     """Returns a model whose values depend only on the parameter paths."""
-    graph, shapes = abstract(build)
+    return _with_drawn(*abstract(build))
+
+
+def _with_drawn(
+    graph: nnx.GraphDef, shapes: dict[str, jax.ShapeDtypeStruct]
+) -> tuple[nnx.GraphDef, Parameters]:
     return graph, {path: _drawn(path, leaf) for path, leaf in shapes.items()}
 
 

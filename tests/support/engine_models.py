@@ -1,6 +1,7 @@
 """One small frozen model with adapters of all kinds, as an engine serves them."""
 
 import dataclasses
+import functools
 from unittest import mock
 
 import jax
@@ -31,6 +32,12 @@ def engine_model(config: ModelConfig, kind: str) -> tuple[PromptedModel, Paramet
 
     The frozen parameters are the same for all kinds.
     """
+    model, parameters = _engine_model(config, kind)
+    return dataclasses.replace(model), dict(parameters)
+
+
+@functools.cache
+def _engine_model(config: ModelConfig, kind: str) -> tuple[PromptedModel, Parameters]:
     layers = config.encoder_layers or config.layers
     shape = stack_shape(config, layers)
     table = np.zeros((config.vocabulary_size, config.width), np.float32)
