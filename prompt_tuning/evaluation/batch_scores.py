@@ -1,6 +1,7 @@
 """Score batches on one device, on a mesh, or with streamed weights."""
 
 import collections
+import contextlib
 import contextvars
 import functools
 import threading
@@ -27,6 +28,25 @@ BatchFunction = Callable[[nnx.GraphDef, Parameters, Any], Scores]
 
 AT_ONCE = 2
 """Number of batches computed in parallel on a CPU; more would take more memory."""
+
+
+def bind(function: Callable[..., Scores], objective: Any) -> Callable[..., Scores]:
+    """Binds a function's first argument, an objective.
+
+    Equal objectives give the same function, so that the next evaluation, which makes
+    its objective anew, uses the programs that are compiled. A user's own objective may
+    change, unless it is a frozen dataclass.
+    """
+    settings = getattr(objective, "__dataclass_params__", None)
+    if settings is not None and settings.frozen:
+        with contextlib.suppress(TypeError):  # a field without a hash
+            return _bind(function, objective)
+    return functools.partial(function, objective)
+
+
+@functools.lru_cache(maxsize=32)
+def _bind(function: Callable[..., Any], objective: Any) -> Callable[..., Any]:
+    return functools.partial(function, objective)
 
 
 def _score_rows(function, graph, layout, parameters, batch):

@@ -1,6 +1,5 @@
 """Measure how well a model tells good answers from bad ones."""
 
-import functools
 from collections.abc import Callable
 
 import jax.numpy as jnp
@@ -14,7 +13,7 @@ from prompt_tuning.data.batching.batch_plan import FILLING
 from prompt_tuning.data.batching.batches import stream_batches
 from prompt_tuning.data.batching.plan_batches import plan_batches
 from prompt_tuning.data.examples.example_groups import ExampleGroups
-from prompt_tuning.evaluation.batch_scores import score_batches
+from prompt_tuning.evaluation.batch_scores import bind, score_batches
 from prompt_tuning.evaluation.metric_sums import MetricSums, ratio
 from prompt_tuning.losses.preference import AnswerObjective
 from prompt_tuning.models.scoring import merge_model
@@ -54,7 +53,7 @@ class PreferenceMeasure:
         self._model, self.examples, self._precompute = model, examples, precompute
         self._plan = plan_batches(data, model.interface, examples, shuffle=False)
         # The same object each time, so that its program is compiled once.
-        self._measure = functools.partial(example_outcomes, objective)
+        self._measure = bind(example_outcomes, objective)
 
     def __call__(self, parameters: Parameters) -> dict[str, MetricSums]:
         """Computes the metrics, `METRICS`."""

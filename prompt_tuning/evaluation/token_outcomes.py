@@ -15,7 +15,11 @@ from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.data.batching.batch_plan import FILLING, BatchPlan
 from prompt_tuning.data.batching.batches import read_first_batches, stream_batches
 from prompt_tuning.data.examples.example_table import Examples
-from prompt_tuning.evaluation.batch_scores import compile_scores, score_batches
+from prompt_tuning.evaluation.batch_scores import (
+    bind,
+    compile_scores,
+    score_batches,
+)
 from prompt_tuning.evaluation.metric_sums import MetricSums, exponential_ratio, ratio
 from prompt_tuning.losses.objective import HeldOutObjective
 from prompt_tuning.models.scoring import held_out_losses, token_losses
@@ -87,7 +91,7 @@ def token_measure(objective: HeldOutObjective | None) -> TokenMeasure:
     """Returns the function that computes the losses, with an objective's if given."""
     if objective is None:
         return token_losses
-    return functools.partial(held_out_losses, objective)
+    return bind(held_out_losses, objective)
 
 
 def compile_scores_ahead(
