@@ -5,9 +5,9 @@ from unittest import mock
 import jax.numpy as jnp
 import numpy as np
 
-import prompt_tuning as pt
 from prompt_tuning.checkpoints.restore_plan import RestorePlan
 from prompt_tuning.evaluation.batch_scores import bind, score_batches
+from prompt_tuning.losses.dpo import DPO
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.pretrained.tuning import PromptPair
 from prompt_tuning.settings.prompting import Prompting
@@ -40,6 +40,6 @@ def test_batches_at_once_are_scored_in_order_and_each_shape_is_compiled_once():
 
 
 def test_equal_objectives_give_one_function_and_so_one_program():
-    losses = [pt.DPO(beta=beta) for beta in (0.1, 0.1, 0.2)]
+    losses = [DPO(beta=beta) for beta in (0.1, 0.1, 0.2)]
     one, same, other = (bind(dummies.logits, loss) for loss in losses)
     assert one is same and one is not other
