@@ -94,9 +94,10 @@ def build_model(
         )
     if config.architecture == "decoder_only":
         if decoder_prompt is not None:
+            found = "a decoder" if causal else "an encoder (which tags words of a T5)"
             raise InputError(
-                "decoder_prompt is for encoder-decoders; a decoder-only model's prompt "
-                "is Run.prompt"
+                f"decoder_prompt is for encoder-decoders, and the model is {found} "
+                "alone: set its prompt by Run.prompt"
             )
         if prompt is not None and prompt.attachment is Attachment.KEYS_AND_VALUES:
             # A prefix is no part of the input, and every token sees it in any case.

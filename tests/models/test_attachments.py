@@ -228,6 +228,9 @@ def test_unsupported_settings_of_prefixes_and_decoders_are_refused():
         build_model(KEY, LLAMA, prefix, Prompting("suffix"))
     with pytest.raises(InputError, match="decoder_prompt is for encoder-decoders"):
         build_model(KEY, LLAMA, decoder_prompt=soft())
+    with pytest.raises(InputError, match=r"encoder .* alone: set its prompt"):
+        encoder = dataclasses.replace(LLAMA, bidirectional=True)
+        build_model(KEY, encoder, decoder_prompt=soft())
     with pytest.raises(InputError, match=r"decoder_prompting\.placement is 'suffix'"):
         build_model(
             KEY, T5, decoder_prompt=soft(), decoder_prompting=Prompting("suffix")
