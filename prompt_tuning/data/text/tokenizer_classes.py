@@ -216,11 +216,25 @@ CLASSES: Mapping[str, TokenizerClass] = {
 """Classes by name, without `Fast`."""
 
 _GPT2_MODELS = ("gpt2", "gpt_neo", "gptj", "opt", "phi", "codegen", "starcoder2")
-_QWEN_MODELS = ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_next", "qwen3_vl")
+_QWEN_MODELS = (
+    *("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_next", "qwen3_vl"),
+    "qwen3_vl_moe",
+)
+_QWEN_3_5_MODELS = ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
+_GPT_NEOX_MODELS = (
+    "gpt_neox",
+    "mpt",
+    "olmo",
+    "olmoe",
+    "mamba",
+    "mamba2",
+    "falcon_mamba",
+)
 _GEMMA_MODELS = ("gemma", "gemma2", "gemma3", "gemma3_text", "t5gemma")
 _GENERIC_MODELS = (
-    *("flex_olmo", "glm", "glm4", "glm4_moe"),
-    *("granite", "granitemoe", "ministral", "ministral3", "mistral"),
+    *("ernie4_5", "flex_olmo", "glm", "glm4", "glm4_moe", "jamba", "modernbert"),
+    *("granite", "granitemoe", "granitemoehybrid", "olmo_hybrid"),
+    *("ministral", "ministral3", "mistral"),
     *("mistral3", "mixtral", "olmo2", "olmo3", "phi3", "phimoe", "stablelm", "umt5"),
 )
 MODEL_CLASSES: Mapping[str, str] = {
@@ -228,11 +242,12 @@ MODEL_CLASSES: Mapping[str, str] = {
     **dict.fromkeys(_QWEN_MODELS, "Qwen2Tokenizer"),
     **dict.fromkeys(_GEMMA_MODELS, "GemmaTokenizer"),
     **dict.fromkeys(_GENERIC_MODELS, GENERIC),
-    **dict.fromkeys(("gpt_neox", "mpt", "olmo", "olmoe"), "GPTNeoXTokenizer"),
+    **dict.fromkeys(_QWEN_3_5_MODELS, "Qwen3_5Tokenizer"),
+    **dict.fromkeys(_GPT_NEOX_MODELS, "GPTNeoXTokenizer"),
     **dict.fromkeys(("cohere", "cohere2"), "CohereTokenizer"),
     **dict.fromkeys(("t5", "mt5", "switch_transformers"), "T5Tokenizer"),
     **dict.fromkeys(("bert", "distilbert", "electra"), "BertTokenizer"),
-    "bart": "RobertaTokenizer",
+    **dict.fromkeys(("bart", "roberta"), "RobertaTokenizer"),
     "code_llama": "CodeLlamaTokenizer",
     "mbart": "MBartTokenizer",
     "nllb-moe": "NllbTokenizer",
@@ -242,7 +257,10 @@ MODEL_CLASSES: Mapping[str, str] = {
 """Class of each model type in `TOKENIZER_MAPPING_NAMES` of transformers."""
 UNREGISTERED = ("bloom", "falcon", "gpt_oss", "helium", "llama", "smollm3")
 """Model types of this package's families that are not in that table."""
-WRONGLY_NAMED = ("qwen2", "phi3", "phimoe")
+WRONGLY_NAMED = (
+    *("ernie4_5", "jamba", "modernbert", "phi3", "phimoe"),
+    *("qwen2", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text"),
+)
 """Model types whose folders name a wrong class, which transformers does not use."""
 
 

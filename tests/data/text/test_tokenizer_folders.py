@@ -11,7 +11,9 @@ import pytest
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.data.text.chat_templates import chat_template_of
 from prompt_tuning.data.text.template_renderer import ChatRecord
+from prompt_tuning.data.text.tokenizer_classes import MODEL_CLASSES, WRONGLY_NAMED
 from prompt_tuning.data.text.tokenizers import load_tokenizer
+from prompt_tuning.families.hf_folder import ALIASES, FAMILIES
 from tests.support.tokenizer_folders import (
     COMBINATIONS,
     FIXTURES,
@@ -91,6 +93,29 @@ def test_pieces_of_an_unknown_model_type_are_refused(tmp_path):
     (folder / "config.json").write_text('{"model_type": "pegasus"}')
     with pytest.raises(InputError, match=r"spiece\.model is .*'tokenizer of pegasus'"):
         load_tokenizer(folder)
+
+
+@pytest.mark.parametrize("model_type", ["jamba", "ernie4_5", "modernbert"])
+def test_the_file_counts_where_the_settings_name_a_wrong_class(model_type, tmp_path):
+    """As in transformers 5.24, which replaces the class of Jamba and ERNIE 4.5."""
+    folder = write_folder(tmp_path / "tokenizer", "llama file, class")
+    (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
+    found = load_tokenizer(folder)
+    alone = shutil.copytree(folder, tmp_path / "alone")
+    (alone / "tokenizer_config.json").unlink()
+    assert found.encode(" a") == load_tokenizer(alone).encode(" a")
+
+
+@pytest.mark.torch
+def test_model_types_have_the_classes_of_transformers():
+    from transformers.models.auto import tokenization_auto
+
+    theirs = tokenization_auto.TOKENIZER_MAPPING_NAMES
+    for model_type, name in MODEL_CLASSES.items():
+        assert str(theirs[model_type]).removesuffix("Fast") == name, model_type
+    wrong = tokenization_auto.MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS
+    known = {*FAMILIES, *ALIASES, *MODEL_CLASSES}
+    assert known & wrong == set(WRONGLY_NAMED)
 
 
 @pytest.mark.torch
