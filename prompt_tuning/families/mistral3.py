@@ -27,8 +27,7 @@ def read_mistral3(settings: HuggingFaceSettings) -> dict[str, Any]:
 MISTRAL3 = dataclasses.replace(
     MISTRAL,
     model_type="mistral3",
-    title="Mistral Small 3.1 and Ministral 3 with images, of which the text model is "
-    "read",
+    title="Mistral Small 3.1 and Ministral 3 with images (text model only)",
     read_fields=read_mistral3,
     recipes=text_part_recipes,
     embedding_tables=TABLES,
