@@ -111,9 +111,9 @@ def write_merged(
         for file, names in files.items():
             arrays = {}
             for name in names:
-                given = (stored[name], biases.get(name), by_name, adapters)
+                arguments = (stored[name], biases.get(name), by_name, adapters)
                 parts = of_experts.get(name, ())
-                arrays[name] = _merge_experts(_merge(name, *given), parts, adapters)
+                arrays[name] = _merge_experts(_merge(name, *arguments), parts, adapters)
             save_file(arrays, directory / file, metadata={"format": "pt"})
 
     written = {*(path.name for path in copied), *files}
@@ -191,8 +191,8 @@ def _parts_of_experts(
         recipe = recipes[path.replace("/experts/", "/expert_")]
         for number, name in enumerate(recipe.sources):
             layer, expert = divmod(number, recipe.experts or 1)
-            own = None if recipe.experts is None else expert
-            part = _ExpertPart(projection, layer, own, recipe.transform)
+            single = None if recipe.experts is None else expert
+            part = _ExpertPart(projection, layer, single, recipe.transform)
             parts.setdefault(name, []).append(part)
     return parts
 

@@ -151,9 +151,6 @@ def _read_adapter(folder: Path) -> np.ndarray:
 
     For an encoder-decoder PEFT saves a second half that it neither trains nor uses;
     only the first `num_virtual_tokens` rows count.
-
-    Raises:
-      InputError: if the adapter cannot be read, or is of another kind.
     """
     adapter = peft_folder.read_folder(folder)
     if adapter.kind not in ADAPTER_KINDS:

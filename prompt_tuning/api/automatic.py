@@ -83,8 +83,8 @@ def choose(
             )
     request = make_request([SETTINGS[METHODS[0]]])
     fields = request.settings.parameters
-    given = {k: repr(x) for k, x in sorted(fields.items()) if k != "directory"}
-    given["epochs"] = repr(epochs)
+    settings = {k: repr(x) for k, x in sorted(fields.items()) if k != "directory"}
+    settings["epochs"] = repr(epochs)
     try:
         with naming_rows(request.arguments):
             run = request.read()
@@ -95,7 +95,7 @@ def choose(
                 )
             file = Path(run.directory, FOLDER, CHOICE_FILE)
             if file.exists():
-                method, rate = chosen_before(file, given)
+                method, rate = chosen_before(file, settings)
             else:
                 steps = run.steps if epochs is None else steps_of_epochs(run, epochs)
                 # Data in memory is written once, and the candidates read its files.
@@ -103,7 +103,7 @@ def choose(
                 candidates = functools.partial(make_request, **files)
                 seconds = BUDGET if budget is None else budget
                 method, rate = _compare(base, candidates, steps, seconds, progress)
-                choice = {"method": method, "learning_rate": rate, "given": given}
+                choice = {"method": method, "learning_rate": rate, "given": settings}
                 replace_file(file, json.dumps(choice, indent=1) + "\n")
     except InputError:
         remove(request.written)
@@ -145,15 +145,15 @@ def _requests(
     method: str, make_request: "functools.partial[TuneRequest]", steps: int
 ) -> dict[float, TuneRequest]:
     """Returns a method's request for each learning rate."""
-    given = make_request.keywords
+    arguments = make_request.keywords
     settings = {"steps": steps, "evaluate_every": max(1, steps // EVALUATIONS)}
-    folder = given["directory"] / FOLDER / method
+    folder = arguments["directory"] / FOLDER / method
     return {
         rate: make_request(
             [SETTINGS[method]],
             learning_rate=_schedule(rate),
             directory=folder / f"learning_rate={rate:g}",
-            settings=given["settings"] | settings,
+            settings=arguments["settings"] | settings,
         )
         for rate in candidate_rates(method)
     }

@@ -152,8 +152,8 @@ def remember(
     )
     plan = _MemoryPlan.open(base, text, study, slots, start, batch_size, progress)
     if old is not None:
-        read = old.teacher_text(plan.text)
-        plan = dataclasses.replace(plan, prefix=old.prefix, text=read)
+        teacher_text = old.teacher_text(plan.text)
+        plan = dataclasses.replace(plan, prefix=old.prefix, text=teacher_text)
     temporary = directory is None
     folder = Path(directory or tempfile.mkdtemp(prefix="prompt-tuning-"))
     rows_folder = Path(study_directory or folder / STUDY)
@@ -249,11 +249,11 @@ class _MemoryPlan:
         fits, limit = check_length(text, model, slots), model.config.maximum_positions
         if not fits and study.chunk is None and limit is not None:
             study = dataclasses.replace(study, chunk=limit // 2)
-        read = read_texts({"the text": text}, model.prompted, study)
+        chunks = read_texts({"the text": text}, model.prompted, study)
         prefix = _prefix(text, slots, start or "matching")
         Model.open(model.settings, [prefix], study.seed)
         known = text if fits else None
-        return cls(model, known, read, study, prefix, batch_size, progress)
+        return cls(model, known, chunks, study, prefix, batch_size, progress)
 
     def write_rows(self, folder: Path, study: TextStudy) -> StudyFiles:
         """Writes the rows of a study."""

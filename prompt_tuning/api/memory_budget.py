@@ -69,11 +69,11 @@ def fit_budget(
     file = folder / BUDGET_FILE
     if file.exists():
         known = read_object(file)
-        before = known.number("seconds")
-        if before != seconds:
+        recorded = known.number("seconds")
+        if recorded != seconds:
             raise InputError(
-                f"{folder} has rows of a budget of {before:g} seconds for each memory, "
-                f"and this is {seconds:g}: give the same, or another directory"
+                f"{folder} has rows of a budget of {recorded:g} seconds for each "
+                f"memory, and this is {seconds:g}: give the same, or another directory"
             )
         return Fitted(known.integer("rows"), known.integer("steps"))
     if (folder / STUDY_FILE).exists():

@@ -60,12 +60,12 @@ def check(options: argparse.Namespace) -> None:
             "--method auto compares methods in one process: choose there, then give "
             "the method to all processes"
         )
-    given = given_choices(options)
-    if given.get("eval") is None:
+    choices = given_choices(options)
+    if choices.get("eval") is None:
         raise InputError(
             "--method auto compares methods by held-out data: give --eval FILE"
         )
-    for name in given:
+    for name in choices:
         chosen = OPTIONS[name].group == METHOD and name not in ("method", *BESIDE)
         if chosen or name in ("learning_rate", "optimizer"):
             raise InputError(
@@ -89,10 +89,10 @@ def choose(options: argparse.Namespace, console: "Console") -> argparse.Namespac
     """
     directory = Path(_directory(options))
     file = directory / FOLDER / CHOICE_FILE
-    given = {k: repr(x) for k, x in sorted(given_choices(options).items())}
-    given["bindings"] = repr(options.bindings)
+    settings = {k: repr(x) for k, x in sorted(given_choices(options).items())}
+    settings["bindings"] = repr(options.bindings)
     if file.exists():
-        return _with_choice(options, *chosen_before(file, given))
+        return _with_choice(options, *chosen_before(file, settings))
     deadline = time.monotonic() + (options.budget or BUDGET)
     summaries: dict[str, SweepSummary] = {}
     for number, candidate in enumerate(_candidates(options)):
@@ -104,7 +104,7 @@ def choose(options: argparse.Namespace, console: "Console") -> argparse.Namespac
             summaries[candidate.method] = _sweep(measured, console, left)
     method, rate = winner(summaries)
     _print_candidates(console, summaries, (method, rate))
-    choice = {"method": method, "learning_rate": rate, "given": given}
+    choice = {"method": method, "learning_rate": rate, "given": settings}
     with reporting_disk_errors(file.parent):
         replace_file(file, json.dumps(choice, indent=1) + "\n")
     return _with_choice(options, method, rate)
@@ -144,7 +144,7 @@ def _candidates(options: argparse.Namespace) -> Iterator[argparse.Namespace]:
         length["steps"] = candidate_steps(steps)
     for method in METHODS:
         rates = ",".join(f"{rate:g}" for rate in candidate_rates(method))
-        own = {
+        overrides = {
             "method": method,
             "out": str(Path(_directory(options), FOLDER, method)),
             "vary": [f"learning_rate={rates}"],
@@ -152,7 +152,7 @@ def _candidates(options: argparse.Namespace) -> Iterator[argparse.Namespace]:
             "schedule": options.schedule or SCHEDULE,
             **length,
         }
-        yield argparse.Namespace(**{**vars(options), **own})
+        yield argparse.Namespace(**{**vars(options), **overrides})
 
 
 def _with_evaluations(options: argparse.Namespace) -> argparse.Namespace:
@@ -215,13 +215,13 @@ def _print_candidates(
         table.add_column(name)
     for name, summary in summaries.items():
         for result in summary.results:
-            own = result.varies["learning_rate"]
+            rate = result.varies["learning_rate"]
             steps = max((int(line["step"]) for line in result.log), default=0)
             value = result.best_value
             table.add_row(
-                "*" if (name, float(own)) == chosen else "",
+                "*" if (name, float(rate)) == chosen else "",
                 name,
-                own,
+                rate,
                 str(steps),
                 "-" if value is None else f"{value:.4f}",
             )

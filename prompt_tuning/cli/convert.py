@@ -120,9 +120,11 @@ def _store_prompt_kv(options: argparse.Namespace) -> int:
     from prompt_tuning.tuned.prompt_kv import store_prompt_kv
 
     unused = ("merge", "only", "task_type")
-    given = [f"--{name}" for name in unused if getattr(options, name)]
-    if given:
-        raise InputError(f"{PROMPT_KV} has no use for {' '.join(given)}: leave it out")
+    contradicting = [f"--{name}" for name in unused if getattr(options, name)]
+    if contradicting:
+        raise InputError(
+            f"{PROMPT_KV} has no use for {' '.join(contradicting)}: leave it out"
+        )
     line = store_prompt_kv(
         options.source,
         options.base_model,
@@ -144,10 +146,10 @@ def _extract(options: argparse.Namespace) -> int:
 
     refuse_bindings(options)
     unused = ("merge", "only", "base_model", "task_type")
-    given = [f"--{name}" for name in unused if getattr(options, name)]
-    if options.to not in (None, "npy") or given:
+    contradicting = [f"--{name}" for name in unused if getattr(options, name)]
+    if options.to not in (None, "npy") or contradicting:
         raise InputError(
-            f"--variable writes a .npy file; remove {' '.join(given) or '--to'}"
+            f"--variable writes a .npy file; remove {' '.join(contradicting) or '--to'}"
         )
     if options.target.suffix != ".npy":
         raise InputError(f"{options.target} has another suffix than .npy")

@@ -216,9 +216,6 @@ def _check_tokenizer(run: "Run") -> None:
     """Checks before measuring that predictions have a tokenizer.
 
     HDF5 files of token ids can be measured without one.
-
-    Raises:
-      InputError: with what to set.
     """
     import jax
 

@@ -135,11 +135,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _read_texts(options: argparse.Namespace) -> list[str] | None:
-    """Returns the texts to continue; None to read them from the terminal one by one.
-
-    Raises:
-      InputError: if there are none.
-    """
+    """Returns the texts to continue; None to read them from the terminal one by one."""
     if options.texts:
         return options.texts
     if sys.stdin.isatty():

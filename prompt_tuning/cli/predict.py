@@ -121,8 +121,8 @@ def run(options: argparse.Namespace) -> int:
             "or use prompt-tuning generate"
         )
     # Process 0 sends its input to the other processes as JSON.
-    read = run_on_first(lambda: _read_inputs(options, source))
-    lines = [JsonLine(Path(path), number, content) for path, number, content in read]
+    parts = run_on_first(lambda: _read_inputs(options, source))
+    lines = [JsonLine(Path(path), number, content) for path, number, content in parts]
     check_processes(options, run)
     predictions = _predict(run, options, lines)
     if not is_first():
@@ -139,11 +139,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _check_options(options: argparse.Namespace) -> None:
-    """Checks for contradictory options.
-
-    Raises:
-      InputError: with what to change.
-    """
+    """Checks for contradictory options."""
     from prompt_tuning.data.rows.input_lines import is_input_file
 
     files = [label for label in options.labels or () if is_input_file(label)]
@@ -157,11 +153,7 @@ def _check_options(options: argparse.Namespace) -> None:
 
 
 def _read_inputs(options: argparse.Namespace, source: "DataSource") -> list[Any]:
-    """Reads the inputs; each line is a list of its parts.
-
-    Raises:
-      InputError: if there is none, or a file cannot be read.
-    """
+    """Reads the inputs; each line is a list of its parts."""
     from prompt_tuning.data.rows.input_lines import (
         STANDARD_INPUT,
         has_plain_texts,
@@ -198,8 +190,8 @@ def _predict(
     evaluation = label_settings(run, options.labels, options.batch_size, of_head)
     source = run.source if evaluation is None else evaluation.data
     if model.config.problem == "tokens":
-        given = lines, options.labels, options.prompt_id
-        tagged = predict_tags(model, parameters, source, *given)
+        arguments = lines, options.labels, options.prompt_id
+        tagged = predict_tags(model, parameters, source, *arguments)
         return [{"input": " ".join(each.words), **each._asdict()} for each in tagged]
     inputs = encode_inputs(model, source, lines, options.prompt_id)
     if evaluation is None:

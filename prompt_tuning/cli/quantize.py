@@ -83,8 +83,9 @@ def run(options: argparse.Namespace) -> int:
     if opened.experts:
         kept = sum(opened.stored[name].bytes for name in opened.experts)
         print_lines(console, f"{format_size(kept)} of experts stay as they are")
-    before, after = format_size(opened.bytes), format_size(opened.written_bytes)
-    print_lines(console, f"{options.folder}: {after} instead of {before}")
+    old_size = format_size(opened.bytes)
+    new_size = format_size(opened.written_bytes)
+    print_lines(console, f"{options.folder}: {new_size} instead of {old_size}")
     return 0
 
 

@@ -139,20 +139,20 @@ def read_sampling(
         MAXIMUM_SCHEMA,
     )
 
-    given = {
+    values = {
         name: getattr(options, name)
         for name in VALUES
         if getattr(options, name) is not None
     }
-    given["ends"] = (*given.get("ends", ()), *ends)
-    if "json_schema" in given:
-        file = Path(given["json_schema"])
+    values["ends"] = (*values.get("ends", ()), *ends)
+    if "json_schema" in values:
+        file = Path(values["json_schema"])
         schema = read_json(file, maximum_bytes=MAXIMUM_SCHEMA)
-        given["json_schema"] = json.dumps(schema)
-    if "grammar" in given:
-        file = Path(given["grammar"])
+        values["json_schema"] = json.dumps(schema)
+    if "grammar" in values:
+        file = Path(values["grammar"])
         content = read_limited(file, 4 * MAXIMUM_GRAMMAR)
-        given["grammar"] = decode_text(content, str(file))
+        values["grammar"] = decode_text(content, str(file))
     stop = tuple(options.stop or ())
     return Sampling(
         new_tokens=new_tokens,
@@ -160,5 +160,5 @@ def read_sampling(
         ignores_end=options.ignores_end,
         n=1 if n is None else n,
         logprobs=logprobs,
-        **given,
+        **values,
     )

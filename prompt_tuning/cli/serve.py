@@ -158,11 +158,7 @@ def check(options: argparse.Namespace) -> None:
 
 
 def _keys(options: argparse.Namespace) -> list[str]:
-    """Returns all keys: the option's, else the environment's, plus those in the file.
-
-    Raises:
-      InputError: if the file has none.
-    """
+    """Returns all keys: the option's, else the environment's, plus the file's."""
     one = options.api_key or os.environ.get(KEY_VARIABLE)
     keys = [one] if one else []
     if options.api_key_file is None:

@@ -49,11 +49,7 @@ def add_tokenizer_option(
 
 
 def _tokenizer_path(name: str) -> str:
-    """Returns the path of a tokenizer, or of a bundled model's.
-
-    Raises:
-      ArgumentTypeError: if no such model is bundled.
-    """
+    """Returns the path of a tokenizer, or of a bundled model's."""
     if not name.startswith(BUNDLED_PREFIX):
         return name
     try:

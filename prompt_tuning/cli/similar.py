@@ -109,11 +109,7 @@ def _check_options(options: argparse.Namespace) -> None:
 
 
 def _select_prompts(options: argparse.Namespace) -> list[Path]:
-    """Returns the prompts to compare, the query first.
-
-    Raises:
-      InputError: if there are fewer than two.
-    """
+    """Returns the prompts to compare, the query first."""
     paths = list(options.prompts)
     if options.query is not None:
         query = options.query.resolve()
@@ -126,31 +122,27 @@ def _select_prompts(options: argparse.Namespace) -> list[Path]:
 def _read_prompts(
     paths: Sequence[Path], query: Path | None
 ) -> "tuple[list[Path], list[np.ndarray]]":
-    """Reads the prompts; reports folders that are skipped because they have none.
-
-    Raises:
-      InputError: if the query or a file is not a prompt, or fewer than two are.
-    """
+    """Reads the prompts; reports folders that are skipped because they have none."""
     import sys
 
     from prompt_tuning.adapters.prompt_files import read_prompt
     from prompt_tuning.sweep.best_member import best_member
 
-    read = []
+    prompts = []
     for path in paths:
         chosen = best_member(path) or path
         try:
-            read.append((chosen, read_prompt(chosen)))
+            prompts.append((chosen, read_prompt(chosen)))
         except InputError as problem:
             if path == query or not path.is_dir():
                 raise
             print(f"skipped: {problem}", file=sys.stderr)
-    if len(read) < 2:
+    if len(prompts) < 2:
         raise InputError(
-            f"there is nothing to compare: only {len(read)} of {len(paths)} paths "
+            f"there is nothing to compare: only {len(prompts)} of {len(paths)} paths "
             "contain a prompt"
         )
-    return [path for path, _ in read], [prompt for _, prompt in read]
+    return [path for path, _ in prompts], [prompt for _, prompt in prompts]
 
 
 def _table_of_all(

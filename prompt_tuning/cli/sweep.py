@@ -210,12 +210,12 @@ def with_steps(options: argparse.Namespace) -> argparse.Namespace:
 
     if options.epochs is None:
         return options
-    given = argparse.Namespace(**{**vars(options), "epochs": None})
-    plans = [plan_run(_read_member(given, each)) for each in _variations(options)]
+    in_steps = argparse.Namespace(**{**vars(options), "epochs": None})
+    plans = [plan_run(_read_member(in_steps, each)) for each in _variations(options)]
     # All batches are planned for the longest prompt.
     longest = max(plans, key=lambda plan: plan.model.prompt_length)
-    given.steps = count_steps(longest, options.epochs)
-    return given
+    in_steps.steps = count_steps(longest, options.epochs)
+    return in_steps
 
 
 def _variations(options: argparse.Namespace) -> Sequence[Variation]:
@@ -230,9 +230,13 @@ def _read_member(
     """Reads a member's run; with the sweep's directory, the member's is below it."""
     from prompt_tuning.cli.selected_run import read_run
 
-    own = None if directory is None else (directory / variation.name).as_posix()
+    member_directory = (
+        None if directory is None else (directory / variation.name).as_posix()
+    )
     # A binding may be used by some members only; see `prepare`.
-    return read_run(options, variation.lines, own, trains=True, allow_unused=True)
+    return read_run(
+        options, variation.lines, member_directory, trains=True, allow_unused=True
+    )
 
 
 def _print_configs(options: argparse.Namespace) -> int:

@@ -136,8 +136,8 @@ def make_resident(
     adds = model.prompts.at_input and model.prompting.placement != TEMPLATE
     encoded = 0 if decodes_alone or not adds else model.prompt_length
     keeps = all(f"/{LoRA.name}/" in path for path in parameters if is_added(path))
-    own = (name, model, parameters, prompts, whole, joined, encoded)
-    return ResidentAdapter(*own, merged.invocation, keeps)
+    fields = (name, model, parameters, prompts, whole, joined, encoded)
+    return ResidentAdapter(*fields, merged.invocation, keeps)
 
 
 def check_projections(name: str, model: PromptedModel, parameters: Parameters) -> None:
@@ -263,8 +263,8 @@ def _token_tables(
     """
     if not rows and not config.new_tokens:
         return None
-    own = {n: (x.ids, x.rows[...]) for n, x in rows.items()}
-    tables = _padded_rows(own, count, config.width)
+    token_rows = {n: (x.ids, x.rows[...]) for n, x in rows.items()}
+    tables = _padded_rows(token_rows, count, config.width)
     if config.tied_head:
         return RowTokenRows(*tables)
     heads = {n: (x.head_ids, x.head[...]) for n, x in rows.items() if x.head}
@@ -280,7 +280,7 @@ def _padded_rows(
     size = max([1, *(len(ids) for ids, _ in rows.values())])
     ids = np.full((count, size), -1, np.int32)
     table = np.zeros((count, size, width), np.float32)
-    for entry, (own_ids, own) in rows.items():
+    for entry, (own_ids, values) in rows.items():
         ids[entry, : len(own_ids)] = own_ids
-        table[entry, : len(own_ids)] = np.asarray(own)
+        table[entry, : len(own_ids)] = np.asarray(values)
     return jnp.asarray(ids), jnp.asarray(table)

@@ -67,8 +67,8 @@ def stream_text(
     Arguments and errors are as in `continue_requests`.
     """
     if not runs_in_slots(model):
-        given = ([request], model, parameters, own, engine, 1)
-        ((completion,),) = continue_requests(*given)
+        arguments = ([request], model, parameters, own, engine, 1)
+        ((completion,),) = continue_requests(*arguments)
         yield completion.text
         return
     pieces = stream_request(engine(), request)

@@ -95,8 +95,8 @@ class DecodingEngine:
         self.guesses, self._process, self._tempered = guesses, process, tempered
         self._resident = ResidentAdapters(model, parameters, page, adapted=adapted)
         # The model's own prompt vectors are added to the length.
-        own = self._resident.find(None)
-        self.limit = length + max(own.joined, own.encoded)
+        adapter = self._resident.find(None)
+        self.limit = length + max(adapter.joined, adapter.encoded)
         self._reader = SlotReader(self._resident, slots, self.limit, chunk, together)
         self._masks = MaskReader(model)
         self._vocabulary: token_choice.TokenNumbers | None = None
@@ -291,9 +291,9 @@ class DecodingEngine:
             for slot, row in enumerate(self._rows)
             if row is not None and row.ready
         ]
-        read = [each for each in active if each[1].new_tokens == 0]
-        ended = [self._free(slot, row.end_reading()) for slot, row in read]
-        active = [each for each in active if each not in read]
+        scored_only = [each for each in active if each[1].new_tokens == 0]
+        ended = [self._free(slot, row.end_reading()) for slot, row in scored_only]
+        active = [each for each in active if each not in scored_only]
         if not active:
             return ended
         chosen = self._choose(active)

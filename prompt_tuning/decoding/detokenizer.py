@@ -139,11 +139,11 @@ class Detokenizer:
 
     def _extend(self, text: str, offset: int) -> NewText:
         """Adds decoded text, up to the first stop text."""
-        before = len(self._text)
+        length = len(self._text)
         self._text += text
         found = self._search.find(text, ends=self._count > self._minimum)
         if found is not None:
-            end = before + found.end - found.length
+            end = length + found.end - found.length
             self._text, self._stopped = self._text[:end], True
         else:
             self._move_window()

@@ -92,8 +92,8 @@ def scorer_of(parameters: Parameters, graph: nnx.GraphDef, entry: int) -> Scorer
     """Returns a scorer for rows with an entry; see `score_states`."""
 
     def score(states: Float[Array, "N D"], tokens: Integers, top: int) -> BlockScores:
-        given = (parameters, states, tokens, np.int32(entry))
-        return score_states(*given, graph=graph, top=top)
+        arguments = (parameters, states, tokens, np.int32(entry))
+        return score_states(*arguments, graph=graph, top=top)
 
     return score
 

@@ -83,7 +83,7 @@ def _stacked_factors(
 ]:
     """Stacks the factors and scalings of LoRAs by entry, padded to one rank."""
     factors = {entry: each.whole_factors() for entry, each in low_rank.items()}
-    rank = max(own.shape[-1] for own, _ in factors.values())
+    rank = max(factor.shape[-1] for factor, _ in factors.values())
     rank = -(-rank // RANK_MULTIPLE) * RANK_MULTIPLE
     first, second = next(iter(factors.values()))
     layers, *lead, size_in = first.shape[:-1]

@@ -246,9 +246,9 @@ def _run(
     model = cast(LanguageModel, merge(graph, parameters))
     ones = jnp.ones(1, jnp.int32)
     _, cache = model.prefill(jnp.zeros((1, 1), jnp.int32), ones, 1, prompt_ids)
-    *before, text = cache.past
+    *preceding, text = cache.past
     prefixes, state = [], None
-    for context in before:
+    for context in preceding:
         key_values = context.key_values
         if context.state is not None:
             state = _state_of_row(context.state, context.rows)
@@ -265,8 +265,8 @@ def _run(
             start = context.positions[0, 0]
         prefixes.append(_Traced(key_values, real, start))
     assert isinstance(text.key_values, KeyValues)
-    own = text.key_values.keys.shape[3] if text.mask is None else text.mask.sum()
-    return prefixes, cache.next_positions[0] - own, state
+    length = text.key_values.keys.shape[3] if text.mask is None else text.mask.sum()
+    return prefixes, cache.next_positions[0] - length, state
 
 
 def _state_of_row(

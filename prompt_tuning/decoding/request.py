@@ -63,8 +63,8 @@ class Request:
 
     def __post_init__(self):
         check_value("scored_from", self.scored_from, PositiveInteger)
-        given = [x is not None for x in (self.text, self.ids, self.embeddings)]
-        if sum(given) != 1:
+        present = [x is not None for x in (self.text, self.ids, self.embeddings)]
+        if sum(present) != 1:
             raise InputError(
                 "a request has either text, ids or embeddings: give one of them"
             )

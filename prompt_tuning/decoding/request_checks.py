@@ -85,9 +85,9 @@ def _check_room(
             raise InputError(f"{message}a slot has {limit} positions{also}")
     room = config.maximum_positions
     for taken, vectors, pages in stacks:
-        before = pages + vectors
-        if room is not None and taken + before > room:
-            also = f", and the prompt takes {before}" if before else ""
+        preceding = pages + vectors
+        if room is not None and taken + preceding > room:
+            also = f", and the prompt takes {preceding}" if preceding else ""
             raise InputError(
                 f"{message}the model has {room} positions{also}{config.positions_note}"
             )

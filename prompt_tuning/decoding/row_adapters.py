@@ -228,8 +228,10 @@ class RowTokenRows(nnx.Module):
         """Replaces the vectors of these tokens, before any embedding multiplier."""
         entries = _entry_of_each_row()
         same = ids[..., None] == self.ids[...][entries][:, None]  # [R, C, n]
-        own = self.rows[...][entries[:, None], jnp.argmax(same, axis=-1)]
-        return jnp.where(same.any(-1)[..., None], own.astype(vectors.dtype), vectors)
+        replacements = self.rows[...][entries[:, None], jnp.argmax(same, axis=-1)]
+        return jnp.where(
+            same.any(-1)[..., None], replacements.astype(vectors.dtype), vectors
+        )
 
     def row_logits(
         self,
@@ -243,13 +245,13 @@ class RowTokenRows(nnx.Module):
         if self.head is not None and self.head_ids is not None:
             ids, rows = self.head_ids, self.head
         ids, rows = ids[...][entries], rows[...][entries]  # [R, n], [R, n, D]
-        own = jnp.einsum(
+        token_logits = jnp.einsum(
             "r...d,rnd->r...n",
             hidden,
             rows.astype(hidden.dtype),
             preferred_element_type=jnp.float32,
         )
-        own = soft_capped(own, config.logit_soft_cap).reshape(
+        token_logits = soft_capped(token_logits, config.logit_soft_cap).reshape(
             len(ids), -1, ids.shape[1]
         )
         missing = [(0, 0)] * (logits.ndim - 1) + [(0, total - logits.shape[-1])]
@@ -258,7 +260,7 @@ class RowTokenRows(nnx.Module):
         columns = jnp.where(ids < 0, total, ids)[:, None]  # past the end: dropped
         numbers = jnp.arange(len(ids))[:, None, None]
         places = jnp.arange(by_row.shape[1])[None, :, None]
-        by_row = by_row.at[numbers, places, columns].set(own, mode="drop")
+        by_row = by_row.at[numbers, places, columns].set(token_logits, mode="drop")
         return by_row.reshape(wide.shape)
 
     def head_rows(self, *, tied: bool) -> HeadRows | None:

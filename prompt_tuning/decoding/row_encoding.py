@@ -59,11 +59,11 @@ def continuation_text(
     that it inserts before every text. A character that the new ids complete is part of
     the result.
     """
-    before = tokenizer.decode(given)
-    if not before:
+    given_text = tokenizer.decode(given)
+    if not given_text:
         return tokenizer.decode(new)
     whole = tokenizer.decode([*given, *new])
-    return added_text(before, whole, complete_text(tokenizer, given))
+    return added_text(given_text, whole, complete_text(tokenizer, given))
 
 
 def row_lengths(chunk: int, limit: int) -> list[int]:

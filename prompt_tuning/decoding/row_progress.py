@@ -92,15 +92,15 @@ class RowProgress:
             self.scores = GivenScores(handle.request.scored_from, count)
         self.content = content_number(given, self.embeddings)
         separate = model.config.architecture == "encoder_decoder"
-        before = text_before(handle.request, given, model)
-        self._before = [model.config.decoder_start_id] if separate else before
+        preceding = text_before(handle.request, given, model)
+        self._before = [model.config.decoder_start_id] if separate else preceding
         self._text = None
         # An adapter may have added tokens to the model's.
         tokenizer = adapter.model.tokenizer or model.tokenizer
         if model.tokenizer is not None and tokenizer is not None:
             minimum = self.sampling.minimum_new_tokens
             written = handle.request.written
-            self._text = Detokenizer(tokenizer, before, stop, minimum, written)
+            self._text = Detokenizer(tokenizer, preceding, stop, minimum, written)
 
     @property
     def reads_whole(self) -> bool:

@@ -314,8 +314,8 @@ class SlotReader:
             tokens = np.zeros(shape, np.float32)
         counts = np.zeros(count, np.int32)
         for i, (_, row) in enumerate(filled):
-            given = row.given if row.embeddings is None else row.embeddings
-            part = given[row.written : row.written + self.chunk]
+            content = row.given if row.embeddings is None else row.embeddings
+            part = content[row.written : row.written + self.chunk]
             tokens[i, : len(part)], counts[i] = part, len(part)
         placed = [(i, row) for i, (_, row) in enumerate(filled)]
         pages, visible = self._active_pages(placed, count)

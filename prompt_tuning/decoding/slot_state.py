@@ -148,7 +148,7 @@ class Slots:
     @property
     def section_ends(self) -> list[int]:
         """The end column of each section, exclusive."""
-        return list(itertools.accumulate(own.length for own in self.own))
+        return list(itertools.accumulate(section.length for section in self.own))
 
     @property
     def key_value_bytes(self) -> int:
@@ -259,9 +259,9 @@ def write_rows(
         def write(old: Array, parts: Array) -> Array:
             part = jax.lax.dynamic_slice_in_dim(parts, row, 1, axis=1)
             place = (0, slots[row], starts[row], 0)
-            before = jax.lax.dynamic_slice(old, place, part.shape)
+            old_part = jax.lax.dynamic_slice(old, place, part.shape)
             return jax.lax.dynamic_update_slice(
-                old, jnp.where(inside[row], part, before), place
+                old, jnp.where(inside[row], part, old_part), place
             )
 
         return buffer.map(write, new)

@@ -179,7 +179,7 @@ def _read_window(
     Returns:
       the state after each token, and the slots with the tokens read.
     """
-    read, beyond = slots.own[:sections], slots.own[sections:]
+    visible_sections, beyond = slots.own[:sections], slots.own[sections:]
     entries = jnp.asarray(rows.entry)
     with row_entries(entries):
         embedded = model.token_embedder(tokens, model.config.dtype)
@@ -196,7 +196,9 @@ def _read_window(
                 [
                     *_page_contexts(pages, rows.visible),
                     *_own_contexts(
-                        [own.as_source() for own in read], rows.written, rows.first
+                        [own.as_source() for own in visible_sections],
+                        rows.written,
+                        rows.first,
                     ),
                 ],
                 slots.state,
@@ -220,7 +222,7 @@ def _read_window(
 
         return own.map(write, kept.key_values)
 
-    updated = map(write_section, read, slots.section_ends)
+    updated = map(write_section, visible_sections, slots.section_ends)
     state = slots.state
     if state is not None and kept.state is not None:
         state = choose_rows(active[:, 0], kept.state, state)
@@ -283,26 +285,29 @@ def read_chunks(
     """
     model = cast(LanguageModel, merge(graph, parameters))
     chosen = jnp.asarray(numbers)
-    read, beyond = slots.own[:sections], slots.own[sections:]
-    past = [own.map(lambda part: part[:, chosen]).stacked() for own in read]
+    visible_sections, beyond = slots.own[:sections], slots.own[sections:]
+    past = [
+        key_values.map(lambda part: part[:, chosen]).stacked()
+        for key_values in visible_sections
+    ]
     counts, state = jnp.asarray(counts), slots.state
     before = starts
     if state is not None and starts is not None:
         held = jax.tree.map(lambda part: part[:, chosen], state)
         before = choose_rows(jnp.asarray(rows.written) == 0, starts, held)
     hidden, kept = _run_chunks(model, tokens, counts, rows, pages, past, before)
-    own = [
+    key_values = [
         write_rows(
             section, kept.key_values, chosen, rows.written - (end - section.length)
         )
-        for section, end in zip(read, slots.section_ends, strict=False)
+        for section, end in zip(visible_sections, slots.section_ends, strict=False)
     ]
     if state is not None and kept.state is not None:
         state = replace_rows(state, kept.state, chosen)
     last = hidden[jnp.arange(len(hidden)), counts - 1]  # [R, D]
     slots = dataclasses.replace(
         slots,
-        own=(*own, *beyond),
+        own=(*key_values, *beyond),
         hidden=slots.hidden.at[numbers].set(last),
         state=state,
     )
@@ -379,10 +384,10 @@ def copy_slot(slots: Slots, source: Integers, target: Integers) -> Slots:
         part = jax.lax.dynamic_slice_in_dim(buffer, source, 1, axis=1)
         return jax.lax.dynamic_update_slice_in_dim(buffer, part, target, axis=1)
 
-    own = tuple(section.map(copy) for section in slots.own)
+    sections = tuple(section.map(copy) for section in slots.own)
     cross, mask = slots.cross, slots.cross_mask
     if cross is not None and mask is not None:
         cross = cross.map(copy)
         mask = mask.at[target].set(mask[source])
     hidden = slots.hidden.at[target].set(slots.hidden[source])
-    return Slots(own, hidden, cross, mask, jax.tree.map(copy, slots.state))
+    return Slots(sections, hidden, cross, mask, jax.tree.map(copy, slots.state))

@@ -107,8 +107,8 @@ def keep_nucleus(logits: Float[Array, "B V"], share: PerRow) -> Float[Array, "B 
     share = jnp.asarray(share)[:, None]
     order = jnp.argsort(-logits, axis=-1)
     probabilities = jax.nn.softmax(jnp.take_along_axis(logits, order, -1), axis=-1)
-    before = jnp.cumsum(probabilities, axis=-1) - probabilities
-    inside = jnp.take_along_axis(before < share, jnp.argsort(order, axis=-1), -1)
+    preceding = jnp.cumsum(probabilities, axis=-1) - probabilities
+    inside = jnp.take_along_axis(preceding < share, jnp.argsort(order, axis=-1), -1)
     return jnp.where(inside | (share >= 1), logits, -jnp.inf)
 
 

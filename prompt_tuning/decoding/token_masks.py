@@ -168,10 +168,10 @@ class MaskReader:
         constraint = sampling.constraint
         if constraint is None:
             return None
-        before = text_before(request, given, self._model)[-CONTEXT_TOKENS:]
+        preceding = text_before(request, given, self._model)[-CONTEXT_TOKENS:]
         ends = row_ends(sampling, self._model)
         mask = self._first(
-            constraint, before, ends, sampling.forbidden, request.written
+            constraint, preceding, ends, sampling.forbidden, request.written
         )
         if mask.problem:
             raise InputError(f"{mask.problem}, at its beginning")

@@ -82,11 +82,11 @@ def _write_whole_rows(
     """Writes `[L, G, R, S, K]` into slots, starting at their first column."""
     at = np.zeros(len(numbers), np.int32)
     results = []
-    for own, end in zip(slots.own, slots.section_ends, strict=True):
-        columns = slice(end - own.length, end)
+    for section, end in zip(slots.own, slots.section_ends, strict=True):
+        columns = slice(end - section.length, end)
         part = KeyValues(*(array[:, :, :, columns] for array in new))
         written = part.keys.shape[3] > 0
-        results.append(write_rows(own, part, numbers, at) if written else own)
+        results.append(write_rows(section, part, numbers, at) if written else section)
     return tuple(results)
 
 

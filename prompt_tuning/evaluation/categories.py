@@ -143,10 +143,10 @@ def _read_line_categories(
             "Evaluation.category_names is set, but jsonl lines name their categories: "
             "leave category_names out"
         )
-    given = [_category(line, key) for line in _lines(evaluation, examples)]
-    names = tuple(sorted({name for name in given if name is not None}))
+    values = [_category(line, key) for line in _lines(evaluation, examples)]
+    names = tuple(sorted({name for name in values if name is not None}))
     example_categories = np.array(
-        [NO_CATEGORY if x is None else names.index(x) for x in given]
+        [NO_CATEGORY if x is None else names.index(x) for x in values]
     )
     return Categories(
         names, example_categories, np.repeat(example_categories, examples.weight_counts)

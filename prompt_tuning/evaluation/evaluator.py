@@ -129,8 +129,8 @@ class Evaluator:
         if model.config.problem == "tokens":
             self._tags = TagMeasure(model, self._examples, self._plan)
         elif evaluation.labels or model.config.labels:
-            given = (model, evaluation, self._examples, context_ids)
-            self._labels = LabelMeasure(*given)
+            arguments = (model, evaluation, self._examples, context_ids)
+            self._labels = LabelMeasure(*arguments)
         self._references = self._read_references()
         self.categories = None
         if evaluation.category_key is not None:
@@ -236,8 +236,8 @@ class Evaluator:
             metrics["exact_match"] = mean_metric(matches)
         ranking = None
         if self._labels is not None:
-            given = self._rows.given, self._rows.prompt_ids
-            ranking = self._labels.ranker.rank(parameters, *given)
+            inputs = self._rows.given, self._rows.prompt_ids
+            ranking = self._labels.ranker.rank(parameters, *inputs)
             metrics |= self._labels.metrics(ranking)
         answers = None if self._tags is None else self._tags.answer(parameters)
         if self._tags is not None and answers is not None:
@@ -291,13 +291,13 @@ class Evaluator:
         for index in range(len(examples)):
             example = examples[index]
             whole = given_tokens(example, model)
-            given = self._with_room(whole)
+            row = self._with_room(whole)
             completion = completion_tokens(example, model)
             places = None
-            if given == whole:
+            if row == whole:
                 new_tokens = self._evaluation.new_tokens
                 places = CompletionPlaces.find(example, completion, new_tokens)
-            rows.given.append(given)
+            rows.given.append(row)
             rows.completions.append(completion)
             rows.places.append(places)
             if rows.prompt_ids is not None:

@@ -317,8 +317,8 @@ def gold_label_indices(
 
 def _completion_text(example: Example, ids: list[int], model: PromptedModel) -> str:
     """Returns the text of a completion, with its leading space."""
-    given = given_tokens(example, model)
-    (text,) = decode_continuations(model, [given], [ids])
+    context = given_tokens(example, model)
+    (text,) = decode_continuations(model, [context], [ids])
     # A completion without a prompt is decoded without the space that it begins with.
     begins_with_space = bool(ids) and (
         model.needed_tokenizer().token(ids[0]).startswith(SPACE_MARKS)
@@ -333,8 +333,8 @@ def space_hint(text: str, labels: Sequence[str]) -> str:
     """Suggests labels if they differ from the data only in spaces."""
     if text.strip() not in [label.strip() for label in labels]:
         return ""
-    before = text[: len(text) - len(text.lstrip())]
-    wanted = [f"{before}{label.strip()}" for label in labels]
+    leading = text[: len(text) - len(text.lstrip())]
+    wanted = [f"{leading}{label.strip()}" for label in labels]
     return (
         " (labels are compared with their leading space): give "
         f"{how_to_set('Evaluation.labels', wanted)}"

@@ -108,9 +108,11 @@ class RetrievalEvaluator(Evaluator):
         for start in range(0, len(vectors), AT_ONCE):
             stop = start + AT_ONCE
             scores = vectors[start:stop, 0] @ candidates.T
-            own = positives[start:stop]
-            ranks.append(_ranks(scores, own))
-            losses.append(_losses(scores / float(self._contrastive.temperature), own))
+            positive = positives[start:stop]
+            ranks.append(_ranks(scores, positive))
+            losses.append(
+                _losses(scores / float(self._contrastive.temperature), positive)
+            )
         rank, loss = np.concatenate(ranks), np.concatenate(losses)
         rows = np.stack([loss, np.ones_like(loss)], axis=1)
         metrics = {

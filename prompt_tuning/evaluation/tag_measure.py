@@ -86,8 +86,8 @@ def tag_words(
       examples: the examples.
       plan: one pass over them.
     """
-    given = model, parameters, examples, plan, tag_nll
-    _, *nats = learned_values(*given, lambda nll: list(np.moveaxis(nll, -1, 0)))
+    arguments = model, parameters, examples, plan, tag_nll
+    _, *nats = learned_values(*arguments, lambda nll: list(np.moveaxis(nll, -1, 0)))
     costs = np.stack(nats)  # [C, t]
     best, lowest = costs.argmin(axis=0), np.exp(-costs.min(axis=0))
     ends = np.cumsum(examples.weight_counts)[:-1]

@@ -216,11 +216,7 @@ class HarnessModel(TemplateLM):
 
 
 def _open(run: str | None, model: str | None) -> TextModel:
-    """Opens a run or a frozen model.
-
-    Raises:
-      InputError: if neither or both are named, or it cannot be read.
-    """
+    """Opens a run or a frozen model."""
     if (run is None) == (model is None):
         raise InputError(
             "name what is evaluated: --model_args run=DIRECTORY, or model=FOLDER"

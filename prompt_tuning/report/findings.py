@@ -246,13 +246,15 @@ def _answers(measured: Measurement | None) -> Finding:
     """Checks whether nearly every input gets the same answer."""
     title = "Variety of answers"
     rows = [] if measured is None else tuned_predictions(measured)
-    made = [row["output"] for row in rows if row["output"] is not None]
-    if len(made) < 2:
+    answers = [row["output"] for row in rows if row["output"] is not None]
+    if len(answers) < 2:
         return Finding(title, None, "no answers were made")
-    (answer, count), *_ = Counter(made).most_common(1)
-    share = count / len(made)
+    (answer, count), *_ = Counter(answers).most_common(1)
+    share = count / len(answers)
     wanted = Counter(row["target"] for row in rows).most_common(1)[0][1] / len(rows)
-    text = f"{len(set(made)):,} different ones; {answer[:60]!r} is {100 * share:.0f} %"
+    text = (
+        f"{len(set(answers)):,} different ones; {answer[:60]!r} is {100 * share:.0f} %"
+    )
     if share > SAME_ANSWER and share > wanted + 0.1:
         advice = (
             "it answers nearly every input alike: it has learned at most which answer "

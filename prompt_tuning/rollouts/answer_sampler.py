@@ -141,11 +141,11 @@ class MeshDraws:
         """Samples the answers of rows, each a request and a sample number."""
         filled = [*rows, *[rows[0]] * (self._count - len(rows))]
         requests, samples = zip(*filled, strict=True)
-        given = [list(request.ids or ()) for request in requests]
-        tokens, lengths = pad_rows(given, model.config.pad_id, self._length)
+        rows_of_ids = [list(request.ids or ()) for request in requests]
+        tokens, lengths = pad_rows(rows_of_ids, model.config.pad_id, self._length)
         ends = [row_ends(request.sampling, model) for request in requests]
         sampling, most = requests[0].sampling, max(ends, key=len)
-        contents = list(map(content_number, given))
+        contents = list(map(content_number, rows_of_ids))
         choices = first_choices(sampling, most, samples, contents)
         own_ends = np.full(np.shape(choices.ends), NO_TOKEN, np.int32)
         for row, own in zip(own_ends, ends, strict=True):
@@ -175,8 +175,8 @@ def _cut(
 ) -> SampledAnswer:
     """Cuts sampled tokens at the first end token."""
     assert request.ids is not None
-    before = text_before(request, request.ids, model)
-    text = Detokenizer(model.needed_tokenizer(), before, request.sampling.stop)
+    preceding = text_before(request, request.ids, model)
+    text = Detokenizer(model.needed_tokenizer(), preceding, request.sampling.stop)
     count, ended = 0, False
     while count < len(ids) and not ended:
         ended = ids[count] in ends or text.add(ids[count]).stopped

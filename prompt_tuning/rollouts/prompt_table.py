@@ -90,9 +90,9 @@ class RolloutPrompts(ExampleGroups):
         self.has_prompt_ids = False
         self.rows_per_example = rollouts.group
         # Lengths are those of prompts with the longest possible answers.
-        given = np.array([len(prompt.ids) for prompt in prompts], np.int64)
+        prompt_lengths = np.array([len(prompt.ids) for prompt in prompts], np.int64)
         self.weight_counts = np.full(len(prompts), rollouts.new_tokens, np.int64)
-        self.input_lengths = given + (rollouts.new_tokens * self._whole_rows)
+        self.input_lengths = prompt_lengths + (rollouts.new_tokens * self._whole_rows)
         self.target_lengths = (
             self.input_lengths if self._whole_rows else self.weight_counts
         )
@@ -123,19 +123,19 @@ class RolloutPrompts(ExampleGroups):
           learned: whether to learn from it.
         """
         given, new = np.array(prompt.ids, np.int32), np.array(ids, np.int32)
-        before = len(given) if self._whole_rows else 0
+        offset = len(given) if self._whole_rows else 0
         tokens = np.concatenate([given, new])
 
         def of_answer(values: Any) -> np.ndarray:
-            numbers = np.zeros(before + len(new), np.float32)
-            numbers[before:] = values
+            numbers = np.zeros(offset + len(new), np.float32)
+            numbers[offset:] = values
             return numbers
 
         return Example(
             inputs=tokens if self._whole_rows else given,
             targets=tokens if self._whole_rows else new,
             weights=of_answer(float(learned)),
-            prefix_length=before,
+            prefix_length=offset,
             columns={
                 name: of_answer(values)
                 for name, values in (
@@ -203,11 +203,7 @@ def load_prompts(
 
 
 def _check(source: DataSource, model: PromptedModel) -> None:
-    """Checks that rollouts support the data and the model.
-
-    Raises:
-      InputError: naming what to leave out.
-    """
+    """Checks that rollouts support the data and the model."""
     unread = {
         "packing": False,
         "template": None,

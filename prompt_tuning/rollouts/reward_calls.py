@@ -106,11 +106,7 @@ class _Judging:
 
 
 def _judge(reward: Reward, answer: Answer) -> float:
-    """Returns a reward of an answer.
-
-    Raises:
-      InputError: if it cannot be used.
-    """
+    """Returns a reward of an answer."""
     if reward.function is None:
         assert answer.logprob is not None
         return answer.logprob

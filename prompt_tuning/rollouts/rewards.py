@@ -72,9 +72,9 @@ def _open(reward: str | RewardFunction, answer_key: str) -> Reward:
             f"{name.removeprefix(FROM_PYTHON)}, which its config cannot hold: continue "
             "it by prompt_tuning.reinforce with the same arguments and directory"
         )
-    kind, given, value = name.partition("=")
+    kind, equals, value = name.partition("=")
     if kind in BUILT_IN:
-        return BUILT_IN[kind](kind, value if given else None, answer_key)
+        return BUILT_IN[kind](kind, value if equals else None, answer_key)
     return Reward(name, _import(name))
 
 

@@ -201,18 +201,18 @@ class RolloutStream:
         if self._frozen_scores is not None:
             examples = [
                 self._prompts.answered(prompt, answer.ids, answer.logprobs, 0.0)
-                for prompt, given in zip(prompts, answers, strict=True)
-                for answer in given
+                for prompt, sampled in zip(prompts, answers, strict=True)
+                for answer in sampled
             ]
             rows = np.full(len(planned.rows) * group, FILLING)
             rows[: len(examples)] = np.arange(len(examples))
             batch = self._pad(planned, examples, rows)
             logprobs = self._frozen_scores(parameters, batch)[: len(examples)].tolist()
-        given = itertools.chain.from_iterable(answers)
+        sampled = itertools.chain.from_iterable(answers)
         asked = [prompt for prompt in prompts for _ in range(group)]
         judged = [
             Answer(prompt.text, answer.text, prompt.row, prompt.location, logprob)
-            for prompt, answer, logprob in zip(asked, given, logprobs, strict=True)
+            for prompt, answer, logprob in zip(asked, sampled, logprobs, strict=True)
         ]
         return self._judge(judged).reshape(count, group, -1)
 
@@ -222,9 +222,11 @@ class RolloutStream:
         advantages = dict(zip(rollout.learned, rollout.advantages, strict=True))
         lines = []
         for n, group in enumerate(rollout.groups):
-            own = advantages.get(n, np.zeros(len(group.answers)))
+            group_advantages = advantages.get(n, np.zeros(len(group.answers)))
             fields = group.place.fields if self._settings.resample else {}
-            lines += [line | fields for line in group.lines(step, own, names)]
+            lines += [
+                line | fields for line in group.lines(step, group_advantages, names)
+            ]
         equal = bool(names) and not rollout.advantages.any()
         self.log.write(lines, equal=equal)
 

@@ -69,11 +69,11 @@ class AnswerReader(abc.ABC):
     def _split(self) -> Iterator[tuple[str, bool]]:
         """Yields texts and markers; holds back the beginning of a marker."""
         while found := self._pattern.search(self._pending):
-            before, self._pending = (
+            text, self._pending = (
                 self._pending[: found.start()],
                 self._pending[found.end() :],
             )
-            yield before, False
+            yield text, False
             yield found[0], True
         kept = max(map(self._begun, self._markers), default=0)
         size = len(self._pending) - kept

@@ -129,8 +129,12 @@ def types_of(schema: Any) -> set[Any]:
     """Returns the types that a schema allows, including those of its alternatives."""
     if not isinstance(schema, dict):
         return set()
-    own = schema.get("type")
-    types = {x for x in (own if isinstance(own, list) else [own]) if type(x) is str}
+    declared = schema.get("type")
+    types = {
+        x
+        for x in (declared if isinstance(declared, list) else [declared])
+        if type(x) is str
+    }
     for name in ("anyOf", "oneOf"):
         for each in schema.get(name) or ():
             if isinstance(each, dict) and isinstance(each.get("type"), str):

@@ -238,8 +238,8 @@ class ParameterForm(CallForm):
         parts = [quoted(self._opening.format(name))]
         for key, schema, required in arguments_of(parameters):
             check_name(key, r"[^<>\n]+")
-            before = quoted(self._before.format(key))
-            part = f"{before} {self._value(schema, rules)}"
+            opening = quoted(self._before.format(key))
+            part = f"{opening} {self._value(schema, rules)}"
             parts.append(part if required else f"({part})?")
         return rules.add(" ".join([*parts, quoted(self._closing)]))
 

@@ -62,9 +62,6 @@ def _check_end(body: JsonObject, role: str) -> None:
     """Checks that the last message can be answered or continued as requested.
 
     A last message of the assistant is continued, even if no field says so.
-
-    Raises:
-      InputError: if the request asks for something else.
     """
     is_answer = role == "assistant"
     begins = body.flag(BEGINS, None)

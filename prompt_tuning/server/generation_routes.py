@@ -130,8 +130,8 @@ class GenerationRoutes:
     async def _read_chat(self, content: bytes, client: str) -> "_Work":
         """Reads the body of `/v1/chat/completions`."""
         limit, models = self._engine.limit, self._models
-        read = functools.partial(openai_requests.read_chat, room=limit)
-        body = await self._read(content, read, client)
+        read_body = functools.partial(openai_requests.read_chat, room=limit)
+        body = await self._read(content, read_body, client)
         adapter = self._check(body, client)
         if body.tools is not None and body.sampling.constraint is not None:
             raise InputError(

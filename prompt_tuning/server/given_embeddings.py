@@ -19,10 +19,10 @@ def read_embeddings(body: JsonObject) -> list[np.ndarray]:
     Raises:
       InputError: if one cannot be read.
     """
-    given = body.value("prompt_embeds", None)
-    if given is None:
+    value = body.value("prompt_embeds", None)
+    if value is None:
         return []
-    texts = [given] if isinstance(given, str) else given
+    texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list) or not all(isinstance(x, str) for x in texts):
         body.refuse("prompt_embeds", "base64 of safetensors bytes, or a list of such")
     return [_embeddings(text) for text in texts]

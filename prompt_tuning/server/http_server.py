@@ -152,9 +152,9 @@ class HttpServer(uvicorn.Server):
 def ending_by_signals() -> Iterator[None]:
     """Ignores the signals that uvicorn raises again after it has ended."""
     names = (signal.SIGTERM, signal.SIGINT)
-    before = {name: signal.signal(name, lambda *_: None) for name in names}
+    old_handlers = {name: signal.signal(name, lambda *_: None) for name in names}
     try:
         yield
     finally:
-        for name, handler in before.items():
+        for name, handler in old_handlers.items():
             signal.signal(name, handler)

@@ -116,8 +116,8 @@ class AnswerFormat(abc.ABC):
         count = self.given.prompt_logprobs
         if count is None:
             return {}
-        given = prompt_logprobs(completion, self._tokenizer, count)
-        return {"prompt_logprobs": given}
+        entries = prompt_logprobs(completion, self._tokenizer, count)
+        return {"prompt_logprobs": entries}
 
     @abc.abstractmethod
     def _first(self, request: Request) -> dict[str, Any]:
@@ -160,11 +160,11 @@ class CompletionFormat(AnswerFormat):
     ) -> dict[str, Any]:
         choice = super()._choice(index, completion, request)
         if self.given.echo:
-            given = GivenText.decode(self._tokenizer, request.ids or ())
-            choice["text"] = given.text + completion.text
+            given_text = GivenText.decode(self._tokenizer, request.ids or ())
+            choice["text"] = given_text.text + completion.text
             if self.given.logprobs is not None:
-                later = self._logprobs(given.logprobs(completion)) or {}
-                first = given.first_entry(self._tokenizer)
+                later = self._logprobs(given_text.logprobs(completion)) or {}
+                first = given_text.first_entry(self._tokenizer)
                 choice["logprobs"] = {x: [*first[x], *later[x]] for x in later}
         return choice | self._prompt_logprobs(completion)
 
@@ -257,13 +257,13 @@ def usage(handles: Sequence[RequestHandle]) -> dict[str, int]:
     """Returns the token counts of a request."""
     completions = [x for handle in handles for x in handle.completions]
     new = sum(len(each.ids) for each in completions)
-    given = sum(
+    input_tokens = sum(
         handle.completions[0].given_tokens for handle in handles if handle.completions
     )
     return {
-        "prompt_tokens": given,
+        "prompt_tokens": input_tokens,
         "completion_tokens": new,
-        "total_tokens": given + new,
+        "total_tokens": input_tokens + new,
     }
 
 

@@ -172,8 +172,8 @@ def read_beams(body: JsonObject) -> BeamSearch:
       InputError: if a field contradicts beam search.
     """
     for name, value in body.values.items():
-        read = name in (*WITH_BEAMS, *IGNORED) or value in (None, False, [], {})
-        if not read and name in COMPLETION:
+        allowed = name in (*WITH_BEAMS, *IGNORED) or value in (None, False, [], {})
+        if not allowed and name in COMPLETION:
             raise InputError(f"{name} has no effect with use_beam_search: leave it out")
     if body.flag("stream", False):
         raise InputError("beams are known at the end only: leave out stream")
@@ -271,19 +271,19 @@ def _common(
 ) -> dict[str, Any]:
     """Returns the fields of `CommonBody`."""
     stream = body.flag("stream", False)
-    given = GivenParts(
+    given_parts = GivenParts(
         echo,
         logprobs if echo else None,
         body.integer("prompt_logprobs", None, maximum=MAXIMUM_LOGPROBS),
     )
-    if stream and given != GivenParts(echo):
+    if stream and given_parts != GivenParts(echo):
         raise InputError(
             "log-probabilities of the prompt are not streamed: leave out stream, or "
             "echo's logprobs and prompt_logprobs"
         )
     options = body.nested("stream_options", {})
     check_known(options, STREAM_OPTIONS, STREAM_CHANGING)
-    sampling = _sampling(body, tokens, logprobs, given)
+    sampling = _sampling(body, tokens, logprobs, given_parts)
     if prompts * sampling.n > MAXIMUM_ROWS:
         raise InputError(
             f"the request has {prompts} prompts and n = {sampling.n}, expected at most "
@@ -296,7 +296,7 @@ def _common(
         "stream": stream,
         "usage": options.flag("include_usage", False),
         "asked": body.integer("max_tokens", None),
-        "given": given,
+        "given": given_parts,
     }
 
 

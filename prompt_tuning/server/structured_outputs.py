@@ -75,15 +75,15 @@ def _outputs(body: JsonObject) -> JsonObject:
 def _structured_outputs(outputs: JsonObject) -> dict[str, str]:
     """Reads the field that sets the constraint."""
     _check_names(outputs, STRUCTURED)
-    given = [name for name in KINDS if name in outputs]
+    kinds = [name for name in KINDS if name in outputs]
     if not outputs.values:
         return {}
-    if len(given) != 1:
+    if len(kinds) != 1:
         raise InputError(
-            f"structured_outputs has {len(given)} constraints, expected one of "
+            f"structured_outputs has {len(kinds)} constraints, expected one of "
             f"{', '.join(KINDS)}"
         )
-    (name,) = given
+    (name,) = kinds
     spaced = [field for field in SPACE if field in outputs]
     if spaced and not name.startswith("json"):
         raise InputError(f"{spaced[0]} is for json: leave it out next to {name}")

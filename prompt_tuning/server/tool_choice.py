@@ -145,9 +145,9 @@ def calls_grammar(
     )
     first, lines = "", rules.lines()
     if thinking is not None:
-        before, after = map(escaped, thinking)
+        opening, after = map(escaped, thinking)
         first = "thought space " if opened else "(thought space)? "
-        lines.append(f"thought[lazy]: /{'' if opened else before}(?s:.)*{after}/")
+        lines.append(f"thought[lazy]: /{'' if opened else opening}(?s:.)*{after}/")
         lines.append(r"space: /\s{0,8}/")
     return "\n".join([f"start: {first}{answer}", *lines])
 
@@ -158,8 +158,8 @@ def _apart(parameters: Mapping[str, Any], number: int) -> tuple[dict[str, Any], 
     for name in ("definitions", "$defs"):
         definitions |= parameters.get(name) or {}
     rest = {x: parameters[x] for x in parameters if x not in ("definitions", "$defs")}
-    own = {f"{number}.{name}": _moved(x, number) for name, x in definitions.items()}
-    return own, _moved(rest, number)
+    renamed = {f"{number}.{name}": _moved(x, number) for name, x in definitions.items()}
+    return renamed, _moved(rest, number)
 
 
 def _moved(schema: Any, number: int) -> Any:

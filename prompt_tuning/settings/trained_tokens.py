@@ -42,13 +42,13 @@ class TrainedTokens:
     def __post_init__(self):
         check_fields(self)
         for name in ("tokens", "head"):
-            given = getattr(self, name)
-            if isinstance(given, str) or (given is not None and not given):
+            value = getattr(self, name)
+            if isinstance(value, str) or (value is not None and not value):
                 raise InputError(
-                    f"TrainedTokens.{name} is {shown(given)}, expected a list of texts "
+                    f"TrainedTokens.{name} is {shown(value)}, expected a list of texts "
                     "or ids, such as ['<tool>', '<end>']"
                 )
-            if any(text == "" for text in given or ()):
+            if any(text == "" for text in value or ()):
                 raise InputError(
                     f"TrainedTokens.{name} has an empty text, expected that of a token"
                 )

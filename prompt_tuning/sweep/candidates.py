@@ -72,8 +72,8 @@ def chosen_before(file: Path, given: Mapping[str, str]) -> tuple[str, float]:
       InputError: if the choice was made with other settings, or the file is damaged.
     """
     record = read_object(file)
-    before = record.nested("given").values
-    differing = [k for k in {**before, **given} if before.get(k) != given.get(k)]
+    recorded = record.nested("given").values
+    differing = [k for k in {**recorded, **given} if recorded.get(k) != given.get(k)]
     if differing:
         raise InputError(
             f"{file} has a choice that the method 'auto' made for other settings: "

@@ -23,8 +23,8 @@ def completion_fields(
     several = [_fields(each, tokenizer) for each in completions]
     if single:
         return several[0]
-    given = [each.pop("input_tokens") for each in several]
-    return {"input_tokens": given[0], "outputs": several}
+    input_tokens = [each.pop("input_tokens") for each in several]
+    return {"input_tokens": input_tokens[0], "outputs": several}
 
 
 def _fields(completion: Completion, tokenizer: Tokenizer) -> dict[str, Any]:

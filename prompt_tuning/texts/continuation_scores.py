@@ -84,11 +84,7 @@ def score_continuations(
 def _encode(
     adapter: LoadedAdapter, context: Part, continuation: Part, number: int
 ) -> Row:
-    """Encodes a pair like a prompt and its completion.
-
-    Raises:
-      InputError: if the continuation has no token.
-    """
+    """Encodes a pair like a prompt and its completion."""
     model, ids = adapter.model, continuation
     if isinstance(ids, str):
         tokenizer = model.needed_tokenizer()
@@ -107,7 +103,7 @@ def _open_engine(
     """Returns an engine with room for the rows; None if no engine can score them."""
     if not runs_in_slots(adapter.model):
         return None
-    longest = max((len(given) + len(ids) for given, ids in rows), default=1)
+    longest = max((len(context) + len(ids) for context, ids in rows), default=1)
     texts.room = max(texts.room, adapter.room_for(longest, 0))
     engine = texts.engine(slots_for(len(rows), batch_size))
     return None if engine.find_adapter(adapter.key).whole else engine
@@ -144,13 +140,13 @@ def _in_batches(
     batch_size: int,
 ) -> list[ContinuationScore]:
     """Scores rows in batches, each with a single candidate."""
-    for given, ids in rows:
-        check_rows(adapter.model, [given], len(ids))
+    for context, ids in rows:
+        check_rows(adapter.model, [context], len(ids))
     scored = score_candidates(
         label_losses,
         adapter.model,
         adapter.parameters,
-        [given for given, _ in rows],
+        [context for context, _ in rows],
         [[ids] for _, ids in rows],
         batch_size=batch_size,
         prompt_ids=None if prompt_id is None else [prompt_id] * len(rows),

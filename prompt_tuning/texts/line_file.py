@@ -166,11 +166,7 @@ class LineFile:
                         yield self._row(line)
 
     def _row(self, line: JsonLine) -> _Row:
-        """Converts a line to a request.
-
-        Raises:
-          InputError: if a field has a wrong type, or the line cannot be continued.
-        """
+        """Converts a line to a request."""
         fields = JsonObject(line.location, line.content)
         settings, seed = self._settings, fields.integer(SEED_KEY, None)
         sampling = settings.sampling
@@ -190,11 +186,7 @@ class LineFile:
     def _read(
         self, line: JsonLine, adapter: str | None
     ) -> tuple[Given, Any, Sequence[str]]:
-        """Returns what to continue, the input to report, and the keys that were read.
-
-        Raises:
-          InputError: if a field is missing or has a wrong type.
-        """
+        """Returns what to continue, the input to report, and the keys read."""
         content = line.content
         if MESSAGES_KEY in content and PROMPT_KEY in content:
             raise InputError(

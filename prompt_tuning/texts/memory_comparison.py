@@ -250,9 +250,9 @@ def _summarize(run: Run, text: str, parameters: Parameters, count: int) -> str |
     limit, length = model.config.maximum_positions, len(tokenizer.encode(text))
     chunk = None if limit is None or 2 * length < limit else limit // 2
     study = TextStudy(chunk=chunk, answer=count)
-    read = read_texts({"the text": text}, model, study)
-    own = model.read_parameters(parameters)
-    written = StudyWriter(read, study, model, own).summaries(count)
+    chunks = read_texts({"the text": text}, model, study)
+    in_memory = model.read_parameters(parameters)
+    written = StudyWriter(chunks, study, model, in_memory).summaries(count)
     return tokenizer.decode([token for part in written for token in part])
 
 

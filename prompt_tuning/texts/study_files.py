@@ -185,11 +185,7 @@ def _describe(
 
 
 def _check_same(file: Path, made_from: dict[str, Any]) -> None:
-    """Checks that existing rows were made from the same text, model and settings.
-
-    Raises:
-      InputError: naming the difference.
-    """
+    """Checks that existing rows were made from the same text, model and settings."""
     recorded = read_object(file).values
     for name, value in made_from.items():
         if recorded.get(name) != value:
@@ -257,10 +253,13 @@ def write_ids(path: Path, rows: Sequence[Line]) -> None:
     ids = np.zeros((len(rows), width), np.int32)
     types = np.full_like(ids, PADDING)
     for index, row in enumerate(rows):
-        whole, given = [*row["given_ids"], *row["learned_ids"]], len(row["given_ids"])
+        whole, given_count = (
+            [*row["given_ids"], *row["learned_ids"]],
+            len(row["given_ids"]),
+        )
         ids[index, : len(whole)] = whole
-        types[index, :given] = PROMPT
-        types[index, given : len(whole)] = COMPLETION
+        types[index, :given_count] = PROMPT
+        types[index, given_count : len(whole)] = COMPLETION
     partial = path.with_suffix(".partial")
     with h5py.File(partial, "w") as file:
         file["input_ids"], file["token_type_ids"] = ids, types

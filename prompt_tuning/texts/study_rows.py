@@ -199,8 +199,8 @@ class StudyWriter:
         """Yields rows of plain text, by chunk and number."""
         requests, waiting = [], []
         for chunk, number, kind in places:
-            given = self._beginning(chunk, number, kind)
-            if given is None:
+            beginning = self._beginning(chunk, number, kind)
+            if beginning is None:
                 row = self._passage(chunk, number)
                 yield (chunk, number), row
                 continue
@@ -209,26 +209,28 @@ class StudyWriter:
                 self._study.temperature if free else self._study.answer_temperature
             )
             requests.append(
-                self._request(chunk, given, number, self._texts.learned, temperature)
+                self._request(
+                    chunk, beginning, number, self._texts.learned, temperature
+                )
             )
-            waiting.append((chunk, number, kind, given))
+            waiting.append((chunk, number, kind, beginning))
         for place, completion in zip(waiting, self._write(requests), strict=True):
-            chunk, number, kind, given = place
+            chunk, number, kind, beginning = place
             new = self._with_end(completion)
             if kind == LINE:
                 breaks = [n for n, token in enumerate(new) if self._is_break(token)]
                 new = new[: breaks[0] + 1] if breaks else new
-            if not given and not self._texts.begin:
+            if not beginning and not self._texts.begin:
                 # Nothing before a row predicts its first token, which is given then.
-                given, new = new[:1], new[1:]
+                beginning, new = new[:1], new[1:]
             if not completion.ids or not new:
                 # If the model ends a row immediately, a passage takes its place.
                 yield (chunk, number), self._passage(chunk, number)
                 continue
-            given = [*self._texts.begin, *given]
+            beginning = [*self._texts.begin, *beginning]
             yield (
                 (chunk, number),
-                StudyRow(chunk, kind, given, new, written=len(completion.ids)),
+                StudyRow(chunk, kind, beginning, new, written=len(completion.ids)),
             )
 
     def _random(self, chunk: int, number: int) -> np.random.Generator:
@@ -266,12 +268,12 @@ class StudyWriter:
         most = min(self._texts.given, len(ids) // 2)
         length = most + self._texts.learned
         first = int(random.integers(0, max(len(ids) - length, 0) + 1))
-        given = first + int(random.integers(1, most + 1))
+        start = first + int(random.integers(1, most + 1))
         return StudyRow(
             chunk,
             PASSAGE,
-            [*self._texts.begin, *ids[first:given]],
-            list(ids[given : first + length]),
+            [*self._texts.begin, *ids[first:start]],
+            list(ids[start : first + length]),
         )
 
     # Conversations
@@ -335,7 +337,7 @@ class StudyWriter:
         """Returns a request for the tokens that follow a chunk and `ids`."""
         whole = [*self._texts.begin, *self.contexts[chunk]]
         # A row needs a token of its own: the chunk's last one, if nothing follows it.
-        shared, own = (whole, list(ids)) if ids else (whole[:-1], whole[-1:])
+        shared, row_ids = (whole, list(ids)) if ids else (whole[:-1], whole[-1:])
         ends = tuple(self._chat.turn_ends()) if self._chat is not None else ()
         sampling = Sampling(
             new_tokens=new_tokens,
@@ -344,7 +346,7 @@ class StudyWriter:
             ends=ends,
         )
         return Request(
-            ids=own, shared_ids=shared, sampling=sampling, first_sample=sample
+            ids=row_ids, shared_ids=shared, sampling=sampling, first_sample=sample
         )
 
     def _write(self, requests: Sequence[Request]) -> Iterator[Completion]:

@@ -160,8 +160,8 @@ def update_study(
         rows=max(round(study.rows * share), LEAST_ROWS),
         held_out=study.held_out and max(round(study.held_out * share), 1),
     )
-    read = read_texts(parts, model, of_parts)
-    write_study(folder / CHANGED, read, of_parts, model, parameters, advance)
+    chunks = read_texts(parts, model, of_parts)
+    write_study(folder / CHANGED, chunks, of_parts, model, parameters, advance)
     new = OldStudy.read(folder / CHANGED, None)
     starts = [start for start, _ in spans]
     lines, numbers = joined_chunks(old, new, text, starts, places, tokenizer)

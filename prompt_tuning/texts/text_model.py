@@ -122,7 +122,7 @@ class TextModel:
           >>> model.generate(["upper: abc=", "reverse: abc="], new_tokens=8)
           ['ABC', 'cba']
         """
-        given = [texts] if isinstance(texts, str) else list(texts)
+        inputs = [texts] if isinstance(texts, str) else list(texts)
         if sampling is None:
             sampling = Sampling(
                 temperature=temperature, top_k=top_k, top_p=top_p, seed=seed
@@ -137,15 +137,15 @@ class TextModel:
             chat=chat,
             system=system,
             chat_template_kwargs=chat_template_kwargs,
-            slots=slots_for(len(given), batch_size),
+            slots=slots_for(len(inputs), batch_size),
         )
-        names = _for_each("adapters", adapters, len(given))
-        prompts = _for_each("prompt_ids", prompt_ids, len(given))
+        names = _for_each("adapters", adapters, len(inputs))
+        prompts = _for_each("prompt_ids", prompt_ids, len(inputs))
         requests = [
             self.texts.request(
                 text, dataclasses.replace(settings, adapter=name, prompt_id=prompt)
             )
-            for text, name, prompt in zip(given, names, prompts, strict=True)
+            for text, name, prompt in zip(inputs, names, prompts, strict=True)
         ]
         several = self.texts.complete(separate_equal(requests), settings)
         return [completion for each in several for completion in each]
@@ -222,16 +222,12 @@ class TextModel:
           >>> [score.greedy for score in model.loglikelihood(pairs)]
           [True, False]
         """
-        given = (pairs, adapter, prompt_id, batch_size)
-        return score_continuations(self.texts, *given)
+        arguments = (pairs, adapter, prompt_id, batch_size)
+        return score_continuations(self.texts, *arguments)
 
 
 def _for_each(name: str, values: Sequence[Any] | None, count: int) -> Sequence[Any]:
-    """Checks that there is a value for each text; None gives None to each.
-
-    Raises:
-      InputError: if the number of values is wrong.
-    """
+    """Checks that there is a value for each text; None gives None to each."""
     if values is None:
         return [None] * count
     if len(values) != count:

@@ -172,11 +172,11 @@ def read_texts(
             "give a longer text, or larger chunks"
         )
     longest = max(len(chunk.ids) for chunk in chunks)
-    given = min(GIVEN, longest // 2)
-    learned, answer = min(study.passage, longest - given), study.answer
+    given_tokens = min(GIVEN, longest // 2)
+    learned, answer = min(study.passage, longest - given_tokens), study.answer
     limit = model.config.maximum_positions
     if limit is not None:
-        room = limit - len(begin) - longest - given
+        room = limit - len(begin) - longest - given_tokens
         if room < SHORTEST:
             raise InputError(
                 f"the text has {longest} tokens, and the model {limit} positions"
@@ -188,7 +188,7 @@ def read_texts(
         learned, answer = min(learned, room), max(min(answer, room // 4), 1)
     for chunk in chunks:
         _warn_of_unknown(chunk, tokenizer)
-    return StudiedTexts(tuple(chunks), begin, kinds, given, learned, answer)
+    return StudiedTexts(tuple(chunks), begin, kinds, given_tokens, learned, answer)
 
 
 def _check_model(model: PromptedModel) -> None:
@@ -266,14 +266,14 @@ def cut_text(
     total = sum(map(len, pieces))
     wanted = total / -(-total // length)
     chunks: list[list[int]] = [[]]
-    before = 0
+    done = 0
     for piece in pieces:
         # The next chunk begins where a piece's middle is past the chunk's share.
-        past = before + len(piece) / 2 > wanted * len(chunks)
+        past = done + len(piece) / 2 > wanted * len(chunks)
         if chunks[-1] and (past or len(chunks[-1]) + len(piece) > length):
             chunks.append([])
         chunks[-1] += piece
-        before += len(piece)
+        done += len(piece)
     return [*chunks]
 
 

@@ -76,10 +76,10 @@ class Texts:
         self.room = 0
         self._engine: DecodingEngine | None = None
         self._fixed = False
-        own = TextEncoding(model, run.source, day=day)
+        encoding = TextEncoding(model, run.source, day=day)
         graph, _ = frozen_graph(model.config.without_new_tokens)
         self.adapters: dict[str | None, LoadedAdapter] = {
-            None: LoadedAdapter(None, own, frozen_parameters(parameters))
+            None: LoadedAdapter(None, encoding, frozen_parameters(parameters))
         }
         # A constant prompt has no parameter.
         if model.graph != graph:
@@ -92,7 +92,7 @@ class Texts:
             self.adapters[None] = dataclasses.replace(
                 self.adapters[None], encoding=bare
             )
-            self.adapters[OWN] = LoadedAdapter(OWN, own, parameters)
+            self.adapters[OWN] = LoadedAdapter(OWN, encoding, parameters)
 
     def _check(self, model: PromptedModel) -> None:
         """Checks that a model generates texts, or embeds them if that is enough."""
@@ -310,21 +310,25 @@ class Texts:
         settings = settings or TextSettings()
         if settings.beams is not None:
             return self._search(requests, settings)
-        own, slots = self.find(), settings.slots
+        adapter, slots = self.find(), settings.slots
         return continue_requests(
             requests,
-            own.model,
-            own.parameters,
-            own.key,
+            adapter.model,
+            adapter.parameters,
+            adapter.key,
             lambda: self.engine(slots),
             slots,
         )
 
     def stream(self, request: Request) -> Iterator[str]:
         """Yields the text that continues a request, piece by piece."""
-        own = self.find()
+        adapter = self.find()
         return stream_text(
-            request, own.model, own.parameters, own.key, lambda: self.engine(1)
+            request,
+            adapter.model,
+            adapter.parameters,
+            adapter.key,
+            lambda: self.engine(1),
         )
 
     def _search(

@@ -85,8 +85,8 @@ def read_components(
     @jax.jit
     def read(probes: Parameters, frozen: Parameters, batch: Batch):
         after, _ = objective_gradient(graph, probes, frozen, batch, None)
-        before, now = components_by_path(probes), components_by_path(after)
-        likeness = {path: now[path].likeness(before[path]) for path in now}
+        old, now = components_by_path(probes), components_by_path(after)
+        likeness = {path: now[path].likeness(old[path]) for path in now}
         return after, likeness, {path: x.shares for path, x in now.items()}
 
     ranks: dict[str, list[int]] = {}

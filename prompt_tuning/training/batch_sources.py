@@ -165,8 +165,8 @@ class RolloutBatches:
                 batches[k], metrics[k] = stream.batch(parameters, done)
         # A dropped member's batch does not matter.
         some = next(iter(batches.values()))
-        given = [batches.get(k, some) for k in range(len(states))]
-        return join_members(given, self._trainers[0].model.config.pad_id), metrics
+        filled = [batches.get(k, some) for k in range(len(states))]
+        return join_members(filled, self._trainers[0].model.config.pad_id), metrics
 
     def between(self, done: int) -> bool:
         """Whether the next step starts with new answers."""

@@ -53,8 +53,8 @@ class ExampleTeacher:
         # A row has one context, which the column repeats for each learned target.
         rows = jnp.asarray(batch.columns[CONTEXTS])[:, 0].astype(jnp.int32)  # [B]
         lengths = jnp.asarray(self._lengths)[rows]  # [B]
-        own = {path: student[path] for path in self.paths}
-        form = jax.tree.structure(self._form(own, 1))
+        frozen = {path: student[path] for path in self.paths}
+        form = jax.tree.structure(self._form(frozen, 1))
         if f"{CONTEXT}0" in student:
             leaves = [student[f"{CONTEXT}{i}"] for i in range(form.num_leaves)]
         else:
@@ -62,11 +62,11 @@ class ExampleTeacher:
             distinct, rows = jnp.unique(
                 rows, size=size, fill_value=-1, return_inverse=True
             )
-            leaves = jax.tree.leaves(self._read_each(own, distinct))
+            leaves = jax.tree.leaves(self._read_each(frozen, distinct))
         kept, last = jax.tree.unflatten(form, leaves)
         if self.after_bos:
             batch = without_bos(batch)
-        model = cast(LanguageModel, merge(self.graph, own))
+        model = cast(LanguageModel, merge(self.graph, frozen))
         stream = Stream(
             model.token_embedder(batch.tokens, model.config.dtype),
             lengths[:, None] + jnp.arange(batch.tokens.shape[1]),
@@ -82,20 +82,20 @@ class ExampleTeacher:
             kept.state,
         )
         states, _ = model.extend(stream, [past])  # [B, T, D]
-        before = jnp.maximum(batch.loss_positions - 1, 0)[..., None]  # [B, m, 1]
-        selected = jnp.take_along_axis(states, before, axis=1)
+        previous = jnp.maximum(batch.loss_positions - 1, 0)[..., None]  # [B, m, 1]
+        selected = jnp.take_along_axis(states, previous, axis=1)
         first = (batch.loss_positions == 0)[..., None]
         return jax.lax.stop_gradient(jnp.where(first, last[rows][:, None], selected))
 
     def read_context(self, student: Parameters) -> Parameters:
         """Reads all contexts if their keys and values fit in the cache."""
-        own = {path: student[path] for path in self.paths}
-        form = jax.tree.leaves(self._form(own, len(self.contexts)))
+        frozen = {path: student[path] for path in self.paths}
+        form = jax.tree.leaves(self._form(frozen, len(self.contexts)))
         size = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in form)
         if size > self.cache_bytes:
             return {}
         numbers = jnp.arange(len(self.contexts))
-        leaves = jax.tree.leaves(WeightedJit(self._read_each)(own, numbers))
+        leaves = jax.tree.leaves(WeightedJit(self._read_each)(frozen, numbers))
         return {f"{CONTEXT}{i}": leaf for i, leaf in enumerate(leaves)}
 
     @property

@@ -254,11 +254,7 @@ def _update(path: str, optimizer: optax.GradientTransformation) -> Callable[...,
 
 
 def _check_separable(path: str, optimizer: optax.GradientTransformation) -> None:
-    """Checks that an optimizer updates stacked layers exactly as single ones.
-
-    Raises:
-      InputError: listing optimizers that do.
-    """
+    """Checks that an optimizer updates stacked layers exactly as single ones."""
     random = np.random.default_rng(0)
     values = random.normal(size=(2, 3, 4)).astype(np.float32)
     # The gradients of one layer grow, so that a clipped norm or mean changes the other.

@@ -49,8 +49,8 @@ def stream_members(
             if len(readers) == 1:
                 yield MemberBatches(batches[0], batches * len(members))
                 continue
-            own = dict(zip(readers, batches, strict=True))
-            yield join_members([own[seed] for seed in seeds], pad_id)
+            by_order = dict(zip(readers, batches, strict=True))
+            yield join_members([by_order[seed] for seed in seeds], pad_id)
 
 
 def join_members(batches: Sequence[Batch], pad_id: int) -> MemberBatches:

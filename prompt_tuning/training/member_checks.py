@@ -118,11 +118,7 @@ def _check_own_batches(member: RunPlan) -> None:
 
 
 def _check_trained(plans: Mapping[str, RunPlan]) -> None:
-    """Checks that the members' trained parameters can be stacked.
-
-    Raises:
-      InputError: with the first parameter that prevents it.
-    """
+    """Checks that the members' trained parameters can be stacked."""
     (first_name, first), *others = plans.items()
     expected_shapes = first.model.plan.abstract
     for name, plan in others:

@@ -23,11 +23,7 @@ def check_methods(run: Run, model: PromptedModel) -> None:
 
 
 def _check_constant(paths: Collection[str], run: Run) -> None:
-    """Checks that no parameter group is for a prompt without parameters.
-
-    Raises:
-      InputError: with the config to use instead.
-    """
+    """Checks that no parameter group is for a prompt without parameters."""
     if run.prompt is None or any("/prompt/" in path for path in paths):
         return
     for regex in [regex for group in run.groups for regex in group.regexes]:

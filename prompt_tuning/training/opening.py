@@ -126,19 +126,19 @@ def open_members(
     _, frozen = parameter_groups.partition(parameters, members[0].labels)
     context = _context(longest.model, objective, parameters)
     trainers = []
-    given = zip(members, batch_plans, transfers, strict=True)
-    for member, batch_plan, transfer in given:
-        own = parameters
+    member_parts = zip(members, batch_plans, transfers, strict=True)
+    for member, batch_plan, transfer in member_parts:
+        full = parameters
         if member is not members[0]:
-            own = member.model.complete(parameters | member.model.initialize())
+            full = member.model.complete(parameters | member.model.initialize())
         if not resumes:
-            own = _with_activation_starts(member, own, examples, batch_plan, transfer)
+            full = _with_activation_starts(member, full, examples, batch_plan, transfer)
         trainers.append(
             Trainer(
                 run=member.run,
                 model=member.model,
                 frozen=frozen,
-                start=member.start(own, transfer),
+                start=member.start(full, transfer),
                 step=step,
                 examples=examples,
                 batch_plan=batch_plan,
@@ -161,9 +161,9 @@ def _with_activation_starts(
     """Adds the parameters that start from the activations of the first batches."""
     known = () if transfer is None else transfer.initial_values
     pad_id = member.model.config.pad_id
-    read = functools.partial(read_batch, examples, batch_plan, pad_id=pad_id)
-    given = member.run.tuning, member.model, parameters, read
-    return parameters | start_from_activations(*given, known=known)
+    read_one = functools.partial(read_batch, examples, batch_plan, pad_id=pad_id)
+    arguments = member.run.tuning, member.model, parameters, read_one
+    return parameters | start_from_activations(*arguments, known=known)
 
 
 def _with_stored_columns(

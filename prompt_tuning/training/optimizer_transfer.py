@@ -107,9 +107,9 @@ def _parameter_leaves(leaves: StateLeaves, path: str) -> list[_ParameterLeaf]:
     matches = []
     for key_path in leaves:
         # `NODE.mu['PATH']` or, with a tree below it, `NODE.mu['PATH'].v_row`
-        before, matched, after = key_path.partition(key)
+        prefix, matched, after = key_path.partition(key)
         if matched:
-            node, _, name = before.rpartition(".")
+            node, _, name = prefix.rpartition(".")
             matches.append(_ParameterLeaf(key_path, node, name + after))
     return matches
 

@@ -61,9 +61,11 @@ def record_provenance(run: Run, step: int, members: int) -> None:
     parts, checksums = [], _checksums(run)
     if step and file.is_file():
         parts = made_with(directory)
-        before = read_object(file).nested(FILES_READ).values
+        recorded = read_object(file).nested(FILES_READ).values
         files = checksums[FILES_READ]
-        checksums[FILES_READ] = {name: before.get(name, x) for name, x in files.items()}
+        checksums[FILES_READ] = {
+            name: recorded.get(name, x) for name, x in files.items()
+        }
     machine = this_machine()
     if step < run.steps and (not parts or _without_step(parts[-1]) != machine):
         parts.append({STEP: step, **machine})
@@ -107,18 +109,14 @@ def check_provenance(run: Run) -> list[str]:
     machine, differing = this_machine(), []
     for part in made_with(directory):
         for name in (*machine, *(name for name in part if name not in machine)):
-            before, now = part.get(name), machine.get(name)
-            if name != STEP and before != now:
-                differing.append(f"{name} is {shown(now)} and was {shown(before)}")
+            old, now = part.get(name), machine.get(name)
+            if name != STEP and old != now:
+                differing.append(f"{name} is {shown(now)} and was {shown(old)}")
     return list(dict.fromkeys(differing))
 
 
 def _check_checksums(run: Run, recorded: JsonObject) -> None:
-    """Checks that the config and files of a run are unchanged.
-
-    Raises:
-      InputError: with the file that has changed.
-    """
+    """Checks that the config and files of a run are unchanged."""
     now = _checksums(run)
     if now[CONFIG] != recorded.text(CONFIG):
         raise InputError(
@@ -126,9 +124,9 @@ def _check_checksums(run: Run, recorded: JsonObject) -> None:
             f"SHA-256 is {now[CONFIG]}, and the run recorded "
             f"{shown(recorded.text(CONFIG))}. Restore it"
         )
-    before = recorded.nested(FILES_READ).values
-    for name in dict.fromkeys([*before, *now[FILES_READ]]):
-        found, expected = now[FILES_READ].get(name), before.get(name)
+    files = recorded.nested(FILES_READ).values
+    for name in dict.fromkeys([*files, *now[FILES_READ]]):
+        found, expected = now[FILES_READ].get(name), files.get(name)
         if found != expected:
             raise InputError(
                 f"the file {shown(name)} has changed since the run: its SHA-256 is "

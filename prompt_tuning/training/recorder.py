@@ -124,10 +124,10 @@ class Recorder:
         """
         placement, store = self._trainer.model.placement, self._store
         shapes = state if placement is None else placement.abstract_tree(state)
-        own = (shapes.trained, shapes.optimizer_state)
+        leaves = (shapes.trained, shapes.optimizer_state)
         # Arrays in host memory change in place: they are written before the next step.
         changing = bool(self._trainer.model.weight_storage.trained)
-        sharded = store.is_sharded(*own) and not changing
+        sharded = store.is_sharded(*leaves) and not changing
         if sharded:
             # Nothing is gathered: each process checks its own shards.
             kept, largest = state, _largest_on_devices(state, placement)
@@ -142,7 +142,7 @@ class Recorder:
         extra = self._extra(done, state, measured)
         self._log.sync()
         if sharded:
-            store.save_sharded(*saved, extra, shapes=own, metrics=measured)
+            store.save_sharded(*saved, extra, shapes=leaves, metrics=measured)
         elif processes.is_first():
             store.save(*saved, extra, metrics=measured)
         return measured

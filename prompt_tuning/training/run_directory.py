@@ -116,18 +116,15 @@ def _check_data(record: Mapping[str, Any], file: Path) -> None:
 
     `record` is the `run_record` of the run; `file`, the record in its directory, may
     not exist.
-
-    Raises:
-      InputError: if the files differ.
     """
     if not file.exists():
         return
-    before = read_object(file).value(DATA_FILES, None)
+    recorded = read_object(file).value(DATA_FILES, None)
     now = record.get(DATA_FILES)
-    if before is not None and now is not None and before != now:
+    if recorded is not None and now is not None and recorded != now:
         raise InputError(
             f"{file.parent} belongs to a run that was started with the training files "
-            f"{shown(before)}, and its glob or folder now stands for {shown(now)}; "
+            f"{shown(recorded)}, and its glob or folder now stands for {shown(now)}; "
             "restore the files, or choose another directory, "
             f"{how_to_set('Run.directory', 'DIRECTORY')}"
         )
@@ -218,9 +215,9 @@ def _check_config(
     file = directory / CONFIG_FILE
     content = read_limited(file, MAXIMUM_BYTES) if file.exists() else b""
     # Bytes that are not UTF-8 differ from any config.
-    before = content.decode(errors="replace")
-    paths = RecordedPaths.read(directory, before)
-    changes = compare_configs(before, config, paths.locate, complete=complete)
+    recorded = content.decode(errors="replace")
+    paths = RecordedPaths.read(directory, recorded)
+    changes = compare_configs(recorded, config, paths.locate, complete=complete)
     if changes.learning:
         lines = "\n  ".join(changes.learning)
         raise InputError(
@@ -248,9 +245,9 @@ def run_record(run: Run) -> dict[str, Any]:
     )
     if run.data is None:
         return record
-    given = [run.data.files] if isinstance(run.data.files, str) else run.data.files
+    files = [run.data.files] if isinstance(run.data.files, str) else run.data.files
     paths = files_of(run.data)
-    if paths == [Path(name) for name in given]:
+    if paths == [Path(name) for name in files]:
         return record
     return {DATA_FILES: [path.name for path in paths], **record}
 

@@ -110,11 +110,7 @@ def _group_optimizer(
 
 
 def _check_fresh(fresh: Collection[str], labels: Collection[str], run: Run) -> None:
-    """Checks that all fresh parameters are trained; otherwise they would stay random.
-
-    Raises:
-      InputError: with the parameters and what the groups train.
-    """
+    """Checks that all fresh parameters are trained; others would stay random."""
     untrained = [path for path in fresh if path not in labels]
     if not untrained:
         return
@@ -249,11 +245,7 @@ class RunPlan:
         return prepared
 
     def _check_head(self, objective: ObjectiveConfig) -> None:
-        """Checks that the loss fits the model's head, of classes or of tokens.
-
-        Raises:
-          InputError: if it does not, or an encoder has no class head.
-        """
+        """Checks that the loss fits the model's head, of classes or of tokens."""
         if objective.embeds is None:
             check_scores(self.model)
         known = isinstance(objective, TokenObjective | FunctionObjective)

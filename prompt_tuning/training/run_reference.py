@@ -72,8 +72,8 @@ class RunReference:
           student: parameters of the student, with the result of `read_context`.
           batch: a batch without an accumulation axis.
         """
-        own = {path: student[CONTEXT + path] for path in self.trained}
-        model = merge_model(self.model.graph, self._frozen(student) | own)
+        trained = {path: student[CONTEXT + path] for path in self.trained}
+        model = merge_model(self.model.graph, self._frozen(student) | trained)
         return jax.lax.stop_gradient(model.hidden(batch))
 
     def read_context(self, student: Parameters) -> Parameters:

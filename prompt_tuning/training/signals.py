@@ -60,11 +60,11 @@ def _on_signals(numbers: list[signal.Signals], act: Callable[[int], None]):
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = [signal.signal(number, lambda n, _: act(n)) for number in numbers]
+    old_handlers = [signal.signal(number, lambda n, _: act(n)) for number in numbers]
     try:
         yield
     finally:
-        for number, handler in zip(numbers, before, strict=True):
+        for number, handler in zip(numbers, old_handlers, strict=True):
             signal.signal(number, handler)
 
 

@@ -94,10 +94,10 @@ class StagedSweepStep:
         Returns:
           the next states and each member's metrics; reading them waits for them.
         """
-        before, self._latest = self._latest, []
+        previous, self._latest = self._latest, []
         count = len(self._finishes)
         for k in range(count):
-            state = before[k]()[0] if isinstance(states, AwaitedSteps) else states[k]
+            state = previous[k]()[0] if isinstance(states, AwaitedSteps) else states[k]
             own = (
                 jax.tree.map(lambda x, k=k: x[k], batch) if self._own_batches else batch
             )

@@ -20,17 +20,17 @@ class Meter:
     @contextlib.contextmanager
     def stopped(self) -> Iterator[None]:
         """Pauses the clock while entered."""
-        before = time.monotonic()
+        start = time.monotonic()
         yield
-        self._started += time.monotonic() - before
+        self._started += time.monotonic() - start
 
     def waiting(self, batches: Iterable[Item]) -> Iterator[Item]:
         """Yields the same batches, and measures the time spent waiting for each."""
         iterator = iter(batches)
         while True:
-            before = time.monotonic()
+            start = time.monotonic()
             batch = next(iterator, None)
-            self._waited += time.monotonic() - before
+            self._waited += time.monotonic() - start
             if batch is None:
                 return
             yield batch

@@ -160,8 +160,12 @@ class _Comparison:
         if self._different is None:
             return Verification(self._step, self._compared)
         at = f"after step {self._different}" if self._different else "at the start"
-        before = max((k for k in self._recorded if k < self._different), default=None)
-        same = "" if before is None else f"; they are the same after step {before}"
+        last_same = max(
+            (k for k in self._recorded if k < self._different), default=None
+        )
+        same = (
+            "" if last_same is None else f"; they are the same after step {last_same}"
+        )
         return Verification(
             self._different,
             self._compared,

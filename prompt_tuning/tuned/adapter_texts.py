@@ -73,14 +73,14 @@ def check_same_tokenizer(path: Path, tokenizer: Tokenizer | None) -> None:
     Raises:
       InputError: if the adapter's run or folder has a different one.
     """
-    own = own_tokenizer(path)
-    if own is None or tokenizer is None:
+    tokenizer_path = own_tokenizer(path)
+    if tokenizer_path is None or tokenizer is None:
         return
-    if _definition(load_tokenizer(own)) != _definition(tokenizer):
+    if _definition(load_tokenizer(tokenizer_path)) != _definition(tokenizer):
         raise InputError(
-            f"{path} belongs to the tokenizer in {own}, which encodes texts in another "
-            "way than the model's: give it by "
-            f"{how_to_set('Pretrained.tokenizer', own)}"
+            f"{path} belongs to the tokenizer in {tokenizer_path}, which encodes texts "
+            "in another way than the model's: give it by "
+            f"{how_to_set('Pretrained.tokenizer', tokenizer_path)}"
         )
 
 
@@ -169,8 +169,8 @@ class AdapterTextSettings:
             return dataclasses.replace(run, model=model)
         data = None if run.data is None and evaluation else self._render(run.source)
         if evaluation is not None:
-            read = self._render(evaluation.data)
-            evaluation = dataclasses.replace(evaluation, data=read)
+            rendered = self._render(evaluation.data)
+            evaluation = dataclasses.replace(evaluation, data=rendered)
         prompting = run.prompting or self.prompting
         return dataclasses.replace(
             run, model=model, data=data, evaluation=evaluation, prompting=prompting
@@ -180,16 +180,16 @@ class AdapterTextSettings:
         """Returns data settings with the adapter's fields."""
         defaults = DataSource(files=())
         changes = {}
-        for name, own in self.fields.items():
-            given = getattr(source, name)
-            if own == given:
+        for name, value in self.fields.items():
+            run_value = getattr(source, name)
+            if value == run_value:
                 continue
-            if given == getattr(defaults, name):
-                changes[name] = own
+            if run_value == getattr(defaults, name):
+                changes[name] = value
             elif name in CONFLICTS:
                 raise InputError(
-                    f"{self.path} was trained with DataSource.{name} = {shown(own)}, "
-                    f"and the data is read with {shown(given)}: leave the setting out, "
-                    "and the adapter's is used"
+                    f"{self.path} was trained with DataSource.{name} = {shown(value)}, "
+                    f"and the data is read with {shown(run_value)}: leave the setting "
+                    "out, and the adapter's is used"
                 )
         return dataclasses.replace(source, **changes)

@@ -274,10 +274,10 @@ def _open_after_text(
 
 def _template(data: DataSource, text: str) -> str:
     """Returns the data's template, or one of its prompt key, preceded by a text."""
-    before = text.replace("{", "{{").replace("}", "}}")
+    escaped = text.replace("{", "{{").replace("}", "}}")
     if data.template is not None:
-        return before + data.template
-    return before if data.prompt_key is None else before + f"{{{data.prompt_key}}}"
+        return escaped + data.template
+    return escaped if data.prompt_key is None else escaped + f"{{{data.prompt_key}}}"
 
 
 def _without_tasks(evaluation: Evaluation) -> Evaluation:

@@ -125,19 +125,21 @@ class _InputEncoder:
             }
             text = "".join(template.render(values))
             return text, encoding.encode_keys(values), dict(line.content)
-        content, location, read = line.content, line.location, self._read
+        content, location, read_text = line.content, line.location, self._read
         in_prompt = has_prompt_messages(content, self._key)
         if in_prompt or (self._key not in content and MESSAGES_KEY in content):
             key = self._key if in_prompt else MESSAGES_KEY
-            record = without_answer(read_chat_messages(content, key, location, read))
+            record = without_answer(
+                read_chat_messages(content, key, location, read_text)
+            )
             text = joined_text(record.messages[-1]) if record.messages else ""
             return text, encoding.chat(record, location), dict(content)
         text = line.text(self._key, "DataSource.prompt_key")
         others = {name: x for name, x in content.items() if name != self._key}
         if FormatChoice.of(self._source).renders_pairs:
-            record = read_pair(text, "", content, location, read)
+            record = read_pair(text, "", content, location, read_text)
             return text, encoding.chat(record, location), others
-        refuse_unread(content, location, read)
+        refuse_unread(content, location, read_text)
         return text, encoding.encode(text), others
 
 

@@ -100,8 +100,8 @@ def read_projections(
         parameters, scalings = read_lora(
             folder.tensors, names, folder.settings, known, source
         )
-        own = (folder.tensors, singles, places, folder.settings, experts, source)
-        of_singles, scalings_of_singles = read_single_experts(*own)
+        arguments = (folder.tensors, singles, places, folder.settings, experts, source)
+        of_singles, scalings_of_singles = read_single_experts(*arguments)
         parameters |= of_singles
         scalings |= scalings_of_singles
     plain = {name: given for name, given in names.items() if not is_of_experts(name)}

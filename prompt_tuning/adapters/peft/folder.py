@@ -107,10 +107,10 @@ def read_folder(path: Path | str) -> AdapterFolder:
         config = read_object(folder / CONFIG)
         return AdapterFolder(*read_mlx(config, _read_tensors(mlx), mlx))
     settings = _read_settings(folder / CONFIG)
-    read = _read_tensors
+    read_tensors = _read_tensors
     if not file.is_file():
-        file, read = folder / PICKLE, _read_archive
-    tensors = without_adapter_name(read(file), str(file))
+        file, read_tensors = folder / PICKLE, _read_archive
+    tensors = without_adapter_name(read_tensors(file), str(file))
     tensors = name_parameters(settings, tensors, str(folder / CONFIG))
     check_shapes(settings, tensors, str(file))
     return AdapterFolder(settings, tensors)
@@ -200,11 +200,7 @@ def _is_adapter(folder: Path) -> bool:
 
 
 def _read_settings(path: Path) -> dict[str, Any]:
-    """Reads the settings of an adapter of any kind.
-
-    Raises:
-      InputError: if they are missing, invalid, or lack the kind.
-    """
+    """Reads the settings of an adapter of any kind."""
     if not path.is_file():
         raise InputError(f"{path} is missing from the adapter")
     content = read_json(path)

@@ -127,10 +127,10 @@ def read_single_experts(
             "not supported together: merge it with PEFT (merge_and_unload)"
         )
     found: dict[str, dict[tuple[int, int], Factors]] = {}
-    for module, given in names.items():
+    for module, name in names.items():
         path, *place = places[module]
         one = dataclasses.replace(known[path], experts=0, part=FusedPart())
-        factors = _read_module(tensors, given, one, settings, source)
+        factors = _read_module(tensors, name, one, settings, source)
         found.setdefault(path, {})[place[0], place[1]] = factors
     parameters: Arrays = {}
     scalings = {}
@@ -313,11 +313,11 @@ def _fuse_magnitudes(
     parts: Sequence[Factors | None], projections: Sequence[Projection]
 ) -> Float[np.ndarray, "out"] | None:
     """Returns the magnitudes of all outputs of a module; None without DoRA."""
-    given = [None if part is None else part.magnitude for part in parts]
-    if all(x is None for x in given):
+    magnitudes = [None if part is None else part.magnitude for part in parts]
+    if all(x is None for x in magnitudes):
         return None
     whole = np.zeros(projections[0].module_out, np.float32)
-    for magnitude, projection in zip(given, projections, strict=True):
+    for magnitude, projection in zip(magnitudes, projections, strict=True):
         if magnitude is None:
             raise InputError(
                 f"{projection.path} has no DoRA, but others in the same module of "

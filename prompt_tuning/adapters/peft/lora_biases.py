@@ -47,8 +47,8 @@ def biases_of(adapter: Adapter) -> TrainedBiases:
     if not layers:
         return "none"
     adapted = all(path + A in adapter.parameters for path in layers)
-    given = adapter.settings.get("bias")
-    return "lora_only" if adapted and given != "all" else "all"
+    setting = adapter.settings.get("bias")
+    return "lora_only" if adapted and setting != "all" else "all"
 
 
 def split_biases(settings: Settings, tensors: Arrays) -> tuple[Arrays, Arrays]:
@@ -75,8 +75,8 @@ def read_biases(
     """
     choice = setting(adapter.settings, "bias")
     recipes = trainable_biases(config)
-    given = _by_name(tensors, recipes, config, source)
-    if not given:
+    by_name = _by_name(tensors, recipes, config, source)
+    if not by_name:
         if choice != "none":
             warnings.warn(
                 f"{source} has bias = {choice!r}, but no biases: they stay as in the "
@@ -92,13 +92,13 @@ def read_biases(
         used = [True] * len(recipe.sources)
         if choice == "lora_only" and lora is not None:
             used = [
-                bool(layer.any()) or name in given
+                bool(layer.any()) or name in by_name
                 for name, layer in zip(recipe.sources, lora, strict=True)
             ]
         if not any(used):
             continue
         layers = [
-            _read(given, name, recipe, source) if own else None
+            _read(by_name, name, recipe, source) if own else None
             for name, own in zip(recipe.sources, used, strict=True)
         ]
         size = next(len(x) for x in layers if x is not None)
@@ -114,18 +114,18 @@ def _by_name(
     """Returns the biases by their names in transformers' model."""
     known = {name for recipe in recipes.values() for name in recipe.sources}
     family = hf_folder.find_family(config)
-    given: Arrays = {}
+    biases: Arrays = {}
     for name, tensor in tensors.items():
         stem = name.removeprefix(MODEL_PREFIX).replace(BASE + ENDING, ENDING)
         found = find_name(stem, known, family.prefix_aliases)
         if found is not None:
-            given[found] = tensor
+            biases[found] = tensor
         elif stem.removeprefix("model.").split(".")[0] not in family.unread_parts:
             raise InputError(
                 f"{source} has a trained bias {shortened(name)}, which this model does "
                 "not have; was it trained on another model?"
             )
-    return given
+    return biases
 
 
 def _read(given: Arrays, name: str, recipe: Recipe, source: str) -> np.ndarray:

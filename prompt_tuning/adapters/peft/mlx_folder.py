@@ -47,7 +47,7 @@ def read_mlx(
     rank = options.integer("rank", minimum=1, maximum=MAXIMUM_SIZE)
     scale = options.number("scale", minimum=-LARGEST / rank, maximum=LARGEST / rank)
     names = {name.removesuffix(A).removesuffix(B) for name in tensors}
-    read: dict[str, np.ndarray] = {}
+    converted: dict[str, np.ndarray] = {}
     for module in sorted(names):
         for part, axis, ending in ((A, 1, LORA_A), (B, 0, LORA_B)):
             array = tensors.get(module + part)
@@ -62,7 +62,7 @@ def read_mlx(
                     f"{file}: {shortened(module + part)} has shape {array.shape}, "
                     f"expected rank {rank} on axis {axis}, by lora_parameters"
                 )
-            read[f"{MODEL_PREFIX}{module}{ending}"] = np.ascontiguousarray(array.T)
+            converted[f"{MODEL_PREFIX}{module}{ending}"] = np.ascontiguousarray(array.T)
     settings = {
         "peft_type": "LORA",
         "base_model_name_or_path": config.text("model", None),
@@ -71,4 +71,4 @@ def read_mlx(
         "r": rank,
         "target_modules": sorted(names),
     }
-    return settings, read
+    return settings, converted

@@ -123,25 +123,29 @@ def _read(
         )
     check_supported(settings, source)
     _check_task(settings, config, source)
-    own: Arrays = {}
+    token_rows: Arrays = {}
     tensors = folder.tensors
     if has_token_rows(settings):
-        own, tensors = split_token_rows(tensors, config)
+        token_rows, tensors = split_token_rows(tensors, config)
     biases, tensors = split_biases(settings, tensors)
     tensors = without_copies(tensors, config, source, frozen)
     _check_names(kind, tensors, source)
     tokens = TokenIds()
     if has_token_rows(settings):
-        own, tokens = read_token_rows(own, settings, config, source, frozen)
+        token_rows, tokens = read_token_rows(
+            token_rows, settings, config, source, frozen
+        )
     if kind == TOKENS:
-        return Adapter(kind=kind, parameters=own, settings=settings, tokens=tokens)
+        return Adapter(
+            kind=kind, parameters=token_rows, settings=settings, tokens=tokens
+        )
     if kind in (LORA, IA3):
         rest = AdapterFolder(settings, tensors)
-        read = read_projections(rest, config, source, frozen)
+        adapter = read_projections(rest, config, source, frozen)
         if kind == LORA:
-            own |= read_biases(biases, read, config, source)
-        parameters = read.parameters | own
-        return dataclasses.replace(read, parameters=parameters, tokens=tokens)
+            token_rows |= read_biases(biases, adapter, config, source)
+        parameters = adapter.parameters | token_rows
+        return dataclasses.replace(adapter, parameters=parameters, tokens=tokens)
     if kind in (PREFIX, CARTRIDGE):
         return read_prefix(tensors, settings, config, source)
     width = tensors[EMBEDDINGS].shape[1]
@@ -162,14 +166,14 @@ def _check_task(settings: Settings, config: ModelConfig, source: str) -> None:
     """Checks that an adapter's task fits the model's architecture."""
     task = settings.get("task_type")
     if task in TASKS.values() and task != TASKS[config.architecture]:
-        trained, given = (
+        trained, needed = (
             ("an encoder-decoder", "decoder-only")
             if task == TASKS["encoder_decoder"]
             else ("a decoder-only model", "an encoder-decoder")
         )
         raise InputError(
             f"{source} has task_type {task}, so it was trained on {trained}, but the "
-            f"model is {given}{_trained_on(settings)}"
+            f"model is {needed}{_trained_on(settings)}"
         )
 
 
@@ -278,8 +282,8 @@ def _convert_tensors(
     tensors: Arrays = {}
     settings: dict[str, Any] = {}
     if adapter.tokens.rows:
-        given = (adapter.parameters, adapter.tokens, config, adapter.kind)
-        tensors, settings = write_token_rows(*given)
+        arguments = (adapter.parameters, adapter.tokens, config, adapter.kind)
+        tensors, settings = write_token_rows(*arguments)
         adapter = dataclasses.replace(adapter, parameters=without_rows(adapter))
     if adapter.kind == TOKENS:
         return tensors, settings

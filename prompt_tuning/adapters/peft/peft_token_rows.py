@@ -127,11 +127,11 @@ def _ids_by_module(
 ) -> dict[str, list[int]]:
     """Returns the tokens in the settings, by the module with their rows."""
     name = _SETTINGS[settings["peft_type"]]
-    given, (table, head) = settings[name], modules
-    by_name = given if isinstance(given, dict) else {table: given}
+    value, (table, head) = settings[name], modules
+    by_name = value if isinstance(value, dict) else {table: value}
     targets = settings.get("target_modules")
     if name == "token_indices" and isinstance(targets, list):
-        by_name = dict.fromkeys(targets, given)
+        by_name = dict.fromkeys(targets, value)
     ids: dict[str, list[int]] = {}
     for end, each in by_name.items():
         found = [x for x in modules if x == end or x.endswith(f".{end}")]
@@ -142,13 +142,13 @@ def _ids_by_module(
             )
         if not _are_ids(each):
             raise InputError(
-                f"{source} has {name} {shown(given)}, expected different ids of "
+                f"{source} has {name} {shown(value)}, expected different ids of "
                 "tokens, 0 or more"
             )
         ids[found[0]] = list(each)
     if table not in ids:
         raise InputError(
-            f"{source} has {name} {shown(given)}, expected tokens of the embedding "
+            f"{source} has {name} {shown(value)}, expected tokens of the embedding "
             f"table, {table}, among them"
         )
     return ids
@@ -227,10 +227,10 @@ def write_token_rows(
     tensors = {f"{MODEL_PREFIX}{x}{beside}{DELTA}": each for x, each in rows.items()}
     short = [module.rpartition(".")[2] for module in (table, head)]
     if kind == LORA:
-        given: Any = list(ids.rows)
+        indices: Any = list(ids.rows)
         if ids.head:
-            given = dict(zip(short, map(list, (ids.rows, ids.head)), strict=True))
-        return tensors, {_SETTINGS[kind]: given}
+            indices = dict(zip(short, map(list, (ids.rows, ids.head)), strict=True))
+        return tensors, {_SETTINGS[kind]: indices}
     if ids.head and ids.head != ids.rows:
         raise InputError(
             f"PEFT's {TOKENS} trains the same tokens of the embedding table and of the "

@@ -109,8 +109,8 @@ def _lora(settings: Settings, tensors: Tensors, source: str) -> None:
         rank = rank_of(settings, module)
         inner = array.shape[0 if name.endswith(LORA_A) else -1] if array.ndim else 0
         # Each expert has as many rows of its own.
-        own = inner % rank == 0 and inner if is_of_experts(module) else inner == rank
-        if array.ndim != 2 or not own:
+        fits = inner % rank == 0 and inner if is_of_experts(module) else inner == rank
+        if array.ndim != 2 or not fits:
             raise InputError(
                 f"{source}: {name} has shape {array.shape}, expected rank {rank}, by r "
                 "or rank_pattern"

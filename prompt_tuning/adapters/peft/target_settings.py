@@ -81,8 +81,8 @@ def _selected(
     """
     excluded = settings.get("exclude_modules")
     excluded = set(excluded) if isinstance(excluded, list) else set()
-    for module, given in modules.items():
-        ends = _suffixes(module) | _suffixes(given)
+    for module, name in modules.items():
+        ends = _suffixes(module) | _suffixes(name)
         if (
             not ends.isdisjoint(targets)
             and ends.isdisjoint(excluded)
@@ -156,9 +156,9 @@ def target_settings(
     if kind == LORA:
         narrowed |= {"layers_to_transform": None, "layers_pattern": None}
         return narrowed | {"target_modules": shortest_names(modules, names)}
-    before = shortest_names(inputs, names)
+    feed_forward = shortest_names(inputs, names)
     after = shortest_names(modules - inputs, names)
     return narrowed | {
-        "target_modules": sorted(before + after),
-        "feedforward_modules": before,
+        "target_modules": sorted(feed_forward + after),
+        "feedforward_modules": feed_forward,
     }
