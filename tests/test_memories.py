@@ -32,6 +32,15 @@ TEXT = "upper: apple=APPLE upper: chair=CHAIR reverse: flame=emalf reverse: dog=
 PREFIX = "decoder/prompt/prompt"
 
 
+def test_a_share_of_reasoning_reaches_the_study(tmp_path, capsys):
+    (tmp_path / "facts.txt").write_text(TEXT)
+    command = ["remember", str(tmp_path / "facts.txt"), "--model", MODEL]
+    command += ["--slots", "4", "--out", str(tmp_path / "run"), "--reasoning", "0.5"]
+    assert main(command) == 2
+    printed = " ".join(capsys.readouterr().err.split())
+    assert "reasoning is 0.5, but the model has no chat template" in printed
+
+
 @pytest.fixture(scope="module")
 def cartridge(tmp_path_factory):
     """A memory of twelve facts, and the command that trained it."""

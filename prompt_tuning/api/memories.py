@@ -71,6 +71,7 @@ def remember(
     budget: float | int | None = None,
     chunk: int | None = None,
     passage: int = 32,
+    reasoning: float | int | None = None,
     start_from: str | Path | None = None,
     directory: str | Path | None = None,
     study_directory: str | Path | None = None,
@@ -110,6 +111,8 @@ def remember(
         a row. None for the whole text or, if that does not fit, half of the model's
         positions.
       passage: maximum number of learned tokens per row.
+      reasoning: share of answers that start with reasoning, for chat templates with
+        `enable_thinking`; None leaves it to the template.
       start_from: directory of a memory of an earlier version of the text. New rows are
         then only about what changed, and half of the rows to learn from are old ones.
         `update.json` compares both memories on old held-out rows.
@@ -147,6 +150,7 @@ def remember(
         held_out=held_out,
         chunk=chunk,
         passage=passage,
+        reasoning=reasoning,
         kinds=_kinds(base),
         seed=seed,
     )

@@ -21,6 +21,7 @@ from prompt_tuning.core.number_ranges import (
     AxisLength,
     NonnegativeInteger,
     PositiveInteger,
+    Share,
 )
 
 HELP = "train a key/value prefix that replaces a document"
@@ -50,6 +51,12 @@ NUMBERS: dict[str, Number] = {
         None,
         "maximum number of tokens that the model reads before it writes a row "
         "(default: the whole document, or half of the model's positions)",
+    ),
+    "reasoning": (
+        Share,
+        None,
+        "share of answers that begin with reasoning, if the chat template has "
+        "enable_thinking (default: as the template does)",
     ),
     "seed": (NonnegativeInteger, 0, "seed of the rows and of their order"),
 }
