@@ -120,11 +120,11 @@ FAMILIES = sorted(
 ONE_KEY = {"recurrent_key_heads": 1}
 MEMORIES = {
     "delta": (dummies.QWEN3_5, 2),
-    "delta, one key head": (dataclasses.replace(dummies.QWEN3_5, **ONE_KEY), 2),
     "states, state prefix": (dummies.GRANITE4, 2),
-    "states, one key head": (dataclasses.replace(dummies.GRANITE4, **ONE_KEY), 2),
     "scan": (dummies.JAMBA, 2),
     "lightning": (dummies.MINIMAX, 2),
+    "delta, one key head": (dataclasses.replace(dummies.QWEN3_5, **ONE_KEY), 2),
+    "states, one key head": (dataclasses.replace(dummies.GRANITE4, **ONE_KEY), 2),
     # Devices that do not divide the key heads compute all heads.
     "delta, undivided": (dummies.QWEN3_5, 4),
 }
@@ -151,7 +151,7 @@ def test_twenty_steps_have_the_losses_of_one_device(family):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sample(1, MEMORIES))
+@pytest.mark.parametrize("name", sample(4, MEMORIES))
 def test_heads_of_memories_are_divided_among_devices(name):
     config, devices = MEMORIES[name]
     prompted = with_prefix if "prefix" in name else dummies.prompted
@@ -160,7 +160,7 @@ def test_heads_of_memories_are_divided_among_devices(name):
     rows = dummies.random_rows(meshes.ROWS, vocabulary_size=config.vocabulary_size)
     model, batch = (graph, parameters, [group]), dummies.make_batch(config, rows)
     # Larger steps let losses of the delta rule rise, and rounding errors with them.
-    curve = functools.partial(meshes.curve, model, batch, optimizer=optax.sgd(0.01))
+    curve = functools.partial(meshes.curve, model, batch, optimizer=optax.sgd(0.003))
     layout = meshes.layout_of(MeshShape(data=1, tensor=devices), config)
     placement = meshes.placed(layout, graph, parameters)
     path = f"decoder/layers/{config.recurrence}/value/kernel"
@@ -168,5 +168,7 @@ def test_heads_of_memories_are_divided_among_devices(name):
     shard = placement.put(path, parameters[path]).addressable_shards[0]
     assert shard.data.size * shares == parameters[path].size
     alone = curve(None)
-    assert np.abs(np.diff(alone)).max() > 1e-4
+    assert np.ptp(alone) > 1e-3
     np.testing.assert_allclose(curve(layout), alone, rtol=1e-5)
+    rows = meshes.layout_of(MeshShape(data=2, fsdp=2), config)
+    np.testing.assert_allclose(curve(rows), alone, rtol=1e-5)
