@@ -139,7 +139,6 @@ def remember(
       (4, 2, 8, 4, 32)
     """
     _check_choices(slots, start, held_out, budget, (rows, steps), start_from)
-    _check_size(text)
     base = model if isinstance(model, Model) else load(model)
     old = None if start_from is None else OldMemory.open(Path(start_from), base, slots)
     if old is not None:
@@ -158,7 +157,6 @@ def remember(
     if old is not None:
         teacher_text = old.teacher_text(plan.text)
         plan = dataclasses.replace(plan, prefix=old.prefix, text=teacher_text)
-    temporary = directory is None
     folder = Path(directory or tempfile.mkdtemp(prefix="prompt-tuning-"))
     rows_folder = Path(study_directory or folder / STUDY)
     check_folder(folder, rows_folder)
@@ -173,7 +171,7 @@ def remember(
             if progress:
                 print(f"budget: {fitted.rows} rows and {fitted.steps} steps")
         tuned = plan.train(plan.write_rows(rows_folder, study), steps, **settings)
-    if temporary:
+    if directory is None:
         tuned.keep_until_collected(str(folder))
     if tuned.result is None or tuned.result.finished:
         finish_memory(tuned, progress=progress)
@@ -250,6 +248,7 @@ class _MemoryPlan:
         progress: bool,
     ) -> "_MemoryPlan":
         """Checks that the model supports the memory before any row is written."""
+        _check_size(text)
         fits, limit = check_length(text, model, slots), model.config.maximum_positions
         if not fits and study.chunk is None and limit is not None:
             study = dataclasses.replace(study, chunk=limit // 2)
