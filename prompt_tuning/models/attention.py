@@ -32,6 +32,7 @@ from prompt_tuning.core.parameters import optional_key
 from prompt_tuning.models.attention_products import (
     bias_gradient,
     bias_of_scores,
+    key_query_products,
     over_keys,
     query_key_products,
     sum_over_keys,
@@ -379,8 +380,8 @@ def _scores(
     if (width := keys.shape[-1]) == query.shape[-1]:
         products = query_key_products(query, keys)
     else:  # compressed: the values are the other elements of the keys
-        products = query_key_products(query[..., :width], keys)
-        products += query_key_products(query[..., width:], values)
+        products = key_query_products(query[..., :width], keys)
+        products += key_query_products(query[..., width:], values)
     scores = products * settings.scale
     slope = None
     if settings.soft_cap is not None:
