@@ -110,11 +110,7 @@ LIMITS = {
         "MAXIMUM_MESSAGES": (1000, "conversations of 1,000 messages"),
         "FREE_TEXT": (2**20, "beyond 2^20"),
     },
-    "core.limited_process": {"MAXIMUM_MEMORY": (2**30, "takes at most 1 GiB and 4 s")},
-    "data.tools.hdf5_copy": {
-        "MINIMUM_SECONDS": (4, "1 GiB and 4 s of computing"),
-        "BYTES_PER_SECOND": (2**22, "1 s more for each 4 MiB"),
-    },
+    "core.limited_process": {"MAXIMUM_MEMORY": (2**30, "1 s of computing and 1 GiB;")},
     "data.text.library_errors": {"MAXIMUM_FILE": (2**27, "files of 128 MiB")},
     "data.text.tokenizer_building": {"MAXIMUM_VOCABULARY": (2**24, "2^24 tokens")},
     "data.text.encoding_limits": {

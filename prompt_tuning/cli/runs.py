@@ -93,7 +93,7 @@ def describe(directory: Path, metric: str | None = None) -> tuple[str, str, str,
     Raises:
       InputError: if the config or the log cannot be read.
     """
-    from prompt_tuning.config.recorded_values import read_values
+    from prompt_tuning.config.parsed_config import read_values
     from prompt_tuning.training.metrics_log import METRICS_FILE, read_log
 
     values = read_values(str(directory / CONFIG_FILE))

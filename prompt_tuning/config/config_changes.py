@@ -1,8 +1,7 @@
 """Compares the config of a run with the config that continues it.
 
 You may continue a run with other settings if they change nothing that it has learned:
-where and in which order it computes, how long it trains, and what it logs, saves and
-measures.
+where and how it computes, how long it trains, and what it logs, saves and measures.
 """
 
 import dataclasses
@@ -63,7 +62,7 @@ class ConfigChanges:
       measurement: whether the run is measured in another way.
       selection: whether another metric chooses the best checkpoint or the end of the
         run.
-      others: whether any other setting differs that the run may change.
+      others: whether any other setting differs that may change.
     """
 
     learning: tuple[str, ...] = ()

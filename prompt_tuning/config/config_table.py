@@ -42,7 +42,7 @@ class ShippedConfig:
     """A shipped gin file, with the files that it includes.
 
     `name` is below `configs/`, `help` is the first sentence of its comment, and
-    `values` has the text of each value by setting or macro.
+    `values` has texts by setting or macro.
     """
 
     name: str

@@ -22,7 +22,7 @@ def config_lines(config: str) -> list[str]:
 
 
 def config_values(config: str) -> dict[str, str]:
-    """Returns the text of each value by name; the name of a macro has no dot."""
+    """Returns the texts of values by name; the name of a macro has no dot."""
     parts = (line.partition(" = ") for line in config_lines(config))
     return {name: value for name, _, value in parts}
 

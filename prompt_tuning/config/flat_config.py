@@ -110,9 +110,9 @@ def _trained_beside(
 ) -> list[str]:
     """Lets a method train rows of tokens or a class head too.
 
-    Rows of tokens are trained by the method's optimizer. So is a head beside an
-    adapter; beside a prompt it has another one, because the prompt's rate would be far
-    too high.
+    The method's optimizer trains rows of tokens, and a head next to an adapter. Next to
+    a prompt the head has another optimizer, because the prompt's rate would be far too
+    high.
     """
     adapters = method.values.get("Run.adapters", "[]").strip("[]")
     listed = {ADDED: "@TrainedTokens()", HEAD: "@ClassHead()"}

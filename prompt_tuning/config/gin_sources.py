@@ -36,7 +36,7 @@ MODEL = "Run.model"
 
 
 class ConfigSources:
-    """Texts of files by path, checked as far as that is possible without gin."""
+    """Texts of files by path, checked as far as possible without gin."""
 
     def __init__(self, *, allow_imports: bool = False):
         self._allow_imports = allow_imports

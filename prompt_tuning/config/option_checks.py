@@ -153,7 +153,7 @@ def choices_in(
     """Separates bindings that name an option, such as `learning_rate = 0.1`.
 
     Bindings are as gin reads them. With `macros`, macros of the shipped configs name
-    options too, such as `LEARNING_RATE`, and a name that is neither is refused.
+    options too, such as `LEARNING_RATE`, and unknown names are refused.
 
     Returns:
       the values by option, and the other bindings.

@@ -144,6 +144,15 @@ def model_in_files(files: Sequence[str]) -> dict[str, str] | None:
     return {} if checkpoint is None else {"model": checkpoint}
 
 
+def read_values(file: str) -> Mapping[str, Mapping[str, Any]]:
+    """Returns the values of a config by factory and parameter, for display.
+
+    If more than one scope configures a factory, the values of one count. References are
+    kept as the config writes them.
+    """
+    return GivenConfig.read([file], (), allow_imports=False).sources.by_factory()
+
+
 @functools.cache
 def _add_search_paths() -> None:
     for folder in filter(Path.is_dir, CONFIG_FOLDERS):
@@ -190,7 +199,7 @@ def _check_macros(bindings: Sequence[str]) -> None:
 
 
 def _check_model(config: str) -> None:
-    """Refuses a config that is empty or has no model."""
+    """Refuses a config without a model; it may even be empty."""
     try:
         gin.query_parameter("Run.model")
     except ValueError:

@@ -1,7 +1,7 @@
 """Runs configured from Python: the arguments of `tune` as a config.
 
 Arguments become `Configured` settings, these become gin bindings, and the bindings are
-read like those of a config file. Objects that a config cannot hold (an optax
+read as if from a config file. Objects that a config cannot hold (an optax
 transformation, a loss function) are put into the run afterwards.
 """
 
@@ -311,7 +311,7 @@ def _rollouts(settings: Any, replacements: dict[str, Any]) -> dict[str, Any]:
 
 
 class _DataFiles:
-    """Data of a run as files: given ones by their paths, others written."""
+    """Data of a run as files: given ones by their paths, rows as written ones."""
 
     def __init__(self, folder: Path, settings: Mapping[str, Any]):
         self._folder, self._settings = folder, settings

@@ -53,7 +53,7 @@ class RecordedPaths:
     Attributes:
       directory: the run directory, wherever it is now.
       recorded: the run directory that the config names.
-      origin: working directory in which the run was trained; None if unknown.
+      origin: working directory of the training; None if unknown.
     """
 
     directory: Path

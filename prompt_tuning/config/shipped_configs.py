@@ -12,7 +12,7 @@ FIRST_GROUP = "runs"
 
 
 def list_configs() -> dict[str, str]:
-    """Returns the first sentence of each shipped config by name, complete runs first.
+    """Returns the first sentences of the shipped configs by name, complete runs first.
 
     Names are as `--gin_file` takes them, such as "runs/first_prompt.gin".
     """

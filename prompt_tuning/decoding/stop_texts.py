@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from prompt_tuning.core.errors import InputError, shown
-from prompt_tuning.data.text.hidden_tokens import hidden_tokens
-from prompt_tuning.data.text.tokenizers import Tokenizer
+from prompt_tuning.data.text.tokenizers import Tokenizer, hidden_tokens
 
 
 class StopFound(NamedTuple):

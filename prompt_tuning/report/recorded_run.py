@@ -14,7 +14,7 @@ from prompt_tuning.config.config_values import (
     IDENTITY_FILE,
 )
 from prompt_tuning.config.gin_sources import MAXIMUM_BYTES
-from prompt_tuning.config.recorded_values import read_values
+from prompt_tuning.config.parsed_config import read_values
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.typed_json import read_limited, read_object
 from prompt_tuning.training.metrics_log import EVALUATION, METRICS_FILE, read_log

@@ -16,9 +16,9 @@ from prompt_tuning.config.run import Run
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.core.setting_hints import how_to_set
+from prompt_tuning.data.examples.context_reader import FollowingExamples
 from prompt_tuning.data.examples.example_loading import load_examples
 from prompt_tuning.data.examples.example_table import Examples
-from prompt_tuning.data.examples.following_examples import FollowingExamples
 from prompt_tuning.data.examples.preference_examples import (
     has_preferences,
     load_chosen,

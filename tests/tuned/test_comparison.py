@@ -13,6 +13,7 @@ from prompt_tuning.config.gin_files import read_run
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.data.examples.context_reader import ContextRowReader
 from prompt_tuning.data.examples.decoder_only_reader import DecoderOnlyRowReader
+from prompt_tuning.data.rows.row_sources import Row
 from prompt_tuning.data.text.tokenizers import load_tokenizer
 from prompt_tuning.evaluation import aligned_examples
 from prompt_tuning.tuned.comparison import open_comparison
@@ -184,9 +185,9 @@ def test_a_text_precedes_the_end_of_an_example_and_follows_bos():
     row_reader = DecoderOnlyRowReader(True, 0.0, True, bos_id=2)
     reading = ContextRowReader(row_reader, (8, 9), (2,))
     ids = np.array([2, 5, 2], np.int32)
-    behind = reading.example(ids, np.array([0, 1, 3], np.int32))
+    behind = reading.example(Row(ids, np.array([0, 1, 3], np.int32)))
     assert behind.inputs.tolist() == [2, 8, 9, 5, 2]
-    before = reading.example(ids[:1], np.array([3], np.int32))
+    before = reading.example(Row(ids[:1], np.array([3], np.int32)))
     assert before.inputs.tolist() == [8, 9, 2]
     assert before.weights.tolist() == [0, 0, 1]
 

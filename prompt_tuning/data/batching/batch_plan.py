@@ -38,9 +38,9 @@ class PlannedBatch:
     """The examples of one batch, and the shape that they are padded to.
 
     Attributes:
-      rows: number of each row's example, `[A * B]` for `A` micro-batches of `B` rows,
+      rows: number of the example in a row, `[A * B]` for `A` micro-batches of `B` rows,
         or `FILLING` (-1) for an empty row. In a packed batch, `[A * B, n]`: the
-        examples that each row joins without gaps.
+        examples that a row joins without gaps.
       input_length: `T`, length of the inputs.
       target_length: `U`, length of the targets.
       positions: `m`, maximum number of learned targets of a row.
@@ -304,8 +304,8 @@ class BucketPlan(BatchPlan):
     def _rows(self, top: list[int], count: int) -> int:
         """Returns the rows of a micro-batch for a bucket with `count` examples.
 
-        Training with a fixed number of rows uses that number; otherwise a batch is no
-        larger than its bucket.
+        Training with a fixed number of rows uses it; otherwise a batch fits into its
+        bucket.
         """
         limit = self._limit(top)
         if self._shuffle and self._size.tokens is None:
@@ -345,7 +345,7 @@ def _next_fitting(tops: Int64[np.ndarray, "b 2"], number: int) -> int | None:
 def check_lengths(
     input_lengths: Integer[np.ndarray, "E"], maximum_length: int | None
 ) -> None:
-    """Refuses an empty table, and examples that are empty or too long."""
+    """Refuses an empty table, and examples without inputs or with too many."""
     if not input_lengths.size:
         raise InputError("there are no rows to plan batches of, expected at least one")
     if input_lengths.min() < 1:

@@ -56,22 +56,12 @@ class PackedPlan(batch_plan.BatchPlan):
         accumulate: int = 1,
         row_parts: int = 1,
     ):
-        """Packs the examples.
+        """Packs the examples; arguments are as in `BucketPlan`, but for three.
 
-        Args:
-          input_lengths: see `BucketPlan`, as for all arguments without a description
-            here.
-          weight_counts: see `BucketPlan`.
-          target_lengths: targets by example of an encoder-decoder; None for a
-            decoder-only model.
-          batch_size: packed rows of a micro-batch.
-          batch_tokens: see `BucketPlan`.
-          length: `T`; None for four times the average length, at least the longest.
-          seed: see `BucketPlan`.
-          shuffle: see `BucketPlan`.
-          maximum_length: the model's positions minus the prompt vectors.
-          accumulate: see `Sharing`.
-          row_parts: see `Sharing`.
+        An encoder-decoder has `target_lengths`; in a decoder-only model the inputs are
+        the targets. Rows have the `length` `T`; None for four times the average length,
+        at least the longest. `maximum_length` is the model's positions minus the prompt
+        vectors.
         """
         batch_plan.check_lengths(input_lengths, maximum_length)
         sharing = batch_plan.Sharing(accumulate, row_parts)

@@ -36,7 +36,7 @@ class ClassExamples(ExampleGroups):
         """Reads each example once to measure it.
 
         Args:
-          examples: examples whose prompts are used; their completions are ignored.
+          examples: examples that give the prompts; their completions are ignored.
           labels: token ids of the `C` labels, including the token that ends them.
           gold: index of the correct label by example.
           model: properties of the model that scores the labels.

@@ -1,18 +1,17 @@
-"""Reads rows as the examples of a model whose head scores classes."""
+"""Reads rows as the examples of a model with a head that scores classes."""
 
 import dataclasses
 import functools
 from collections.abc import Mapping
 
 import numpy as np
-from jaxtyping import Bool, Int32, Integer
+from jaxtyping import Int32
 
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.data.examples import row_readers
 from prompt_tuning.data.examples.example_groups import example_weight
 from prompt_tuning.data.model_interface import ModelInterface
-from prompt_tuning.data.rows.row_sources import DescribeRow, RowBlock
-from prompt_tuning.data.rows.token_columns import TokenValues
+from prompt_tuning.data.rows.row_sources import DescribeRow, Row, RowBlock
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +45,7 @@ class ClassRowReader:
             row = int(index.rows[number])
             tokens = slice(index.starts[number], index.stops[number])
             try:
-                example = self.example(*block.read(row, tokens))
+                example = self.example(block.read(row, tokens))
             except InputError as error:
                 raise InputError(f"{describe_row(row)}: {error}") from error
             lengths[number] = len(example.inputs)
@@ -58,20 +57,13 @@ class ClassRowReader:
             weight_counts=counts,
         )
 
-    def kept(
-        self, token_types: Integer[np.ndarray, "*rows n"]
-    ) -> Bool[np.ndarray, "*rows n"]:
+    def kept(self, token_types: row_readers.TokenTypes) -> row_readers.TokenMask:
         """Returns which tokens are not padding; see `RowReader`."""
         return self.reader.kept(token_types)
 
-    def example(
-        self,
-        input_ids: Int32[np.ndarray, "n"],
-        token_types: Int32[np.ndarray, "n"] | None,
-        values: TokenValues = row_readers.NO_VALUES,
-    ) -> row_readers.Example:
+    def example(self, row: Row) -> row_readers.Example:
         """Builds the other reader's example with its class; see `RowReader`."""
-        example = self.reader.example(input_ids, token_types, values)
+        example = self.reader.example(row)
         completion, reads_twice = example.prefix_length, not self.reader.same_tokens
         given = example.inputs if reads_twice else example.inputs[:completion]
         prompt = self.model.scored_row(given)
@@ -129,23 +121,19 @@ class ClassRowReader:
 class TaggedRowReader(ClassRowReader):
     """Reads rows of tagged words, where the completion has a number for each token.
 
-    The number is 0 for a token that is not learned, and else the class plus one; see
-    `word_rows`. The tokens that begin a row have none.
+    The number is 0 for a token without a tag to learn, and else the class plus one; see
+    `word_rows`. The tokens that begin a row have no number.
     """
 
-    def example(
-        self,
-        input_ids: Int32[np.ndarray, "n"],
-        token_types: Int32[np.ndarray, "n"] | None,
-        values: TokenValues = row_readers.NO_VALUES,
-    ) -> row_readers.Example:
+    def example(self, row: Row) -> row_readers.Example:
         """Builds an example of the words with their classes; see `RowReader`."""
-        example = self.reader.example(input_ids, token_types, values)
+        example = self.reader.example(row)
         stop = example.prefix_length
-        tags, row = example.inputs[stop:], self.model.scored_row(example.inputs[:stop])
+        tags = example.inputs[stop:]
+        scored = self.model.scored_row(example.inputs[:stop])
 
         def of_tokens(array: np.ndarray) -> np.ndarray:
-            placed = np.zeros(len(row), array.dtype)
+            placed = np.zeros(len(scored), array.dtype)
             placed[stop - len(tags) : stop] = array
             return placed
 
@@ -153,9 +141,9 @@ class TaggedRowReader(ClassRowReader):
         if len(tags) > stop or not weights.any():
             raise InputError("no word with a tag has a token, so nothing is learned")
         return row_readers.Example(
-            np.array(row, np.int32),
+            np.array(scored, np.int32),
             of_tokens(np.maximum(tags - 1, 0)),
             of_tokens(weights.astype(np.float32)),
-            len(row),
+            len(scored),
             columns={n: of_tokens(x[stop:]) for n, x in example.columns.items()},
         )

@@ -26,8 +26,7 @@ class ContextColumn:
 
     Attributes:
       key: jsonl key, or HDF5 data set `[rows]`.
-      contexts: the contexts by number, in the order in which they are read if the
-        column has the texts themselves.
+      contexts: the contexts by number, as they are first read if the column has texts.
 
     Args:
       key: as above.

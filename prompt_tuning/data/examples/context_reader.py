@@ -1,14 +1,14 @@
 """Reads rows as examples with a text inserted before each prompt."""
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Bool, Int32, Integer
 
 from prompt_tuning.data.examples import row_readers
+from prompt_tuning.data.examples.example_table import Examples
 from prompt_tuning.data.model_interface import begin_length
-from prompt_tuning.data.rows.row_sources import DescribeRow, RowBlock
-from prompt_tuning.data.rows.token_columns import TokenValues
+from prompt_tuning.data.rows.row_sources import DescribeRow, Row, RowBlock
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,20 +38,13 @@ class ContextRowReader:
             lengths["target_lengths"] = index.target_lengths + len(self.ids)
         return dataclasses.replace(index, **lengths)
 
-    def kept(
-        self, token_types: Integer[np.ndarray, "*rows n"]
-    ) -> Bool[np.ndarray, "*rows n"]:
+    def kept(self, token_types: row_readers.TokenTypes) -> row_readers.TokenMask:
         """Returns which tokens are not padding; see `RowReader`."""
         return self.reader.kept(token_types)
 
-    def example(
-        self,
-        input_ids: Int32[np.ndarray, "n"],
-        token_types: Int32[np.ndarray, "n"] | None,
-        values: TokenValues = row_readers.NO_VALUES,
-    ) -> row_readers.Example:
+    def example(self, row: Row) -> row_readers.Example:
         """Builds the other reader's example and inserts the text; see `RowReader`."""
-        example = self.reader.example(input_ids, token_types, values)
+        example = self.reader.example(row)
         return insert_text(
             example, self.ids, self.begin_ids, same_tokens=self.same_tokens
         )
@@ -86,3 +79,32 @@ def insert_text(
             for name, column in example.columns.items()
         },
     )
+
+
+class FollowingExamples(Examples):
+    """Examples of a decoder-only model, each with a text inserted before its prompt.
+
+    `texts` are the token ids of these texts by example. They come after `begin_ids`,
+    the tokens that begin a row, such as BOS.
+    """
+
+    def __init__(
+        self,
+        table: Examples,
+        texts: Sequence[Sequence[int]],
+        begin_ids: Sequence[int],
+    ):
+        lengths = np.array([len(text) for text in texts], np.int64)
+        self.__dict__.update(table.__dict__)
+        self.index = dataclasses.replace(
+            table.index,
+            input_lengths=table.input_lengths + lengths,
+            target_lengths=table.target_lengths + lengths,
+        )
+        self._table, self._texts = table, texts
+        self._begin_ids = tuple(begin_ids)
+
+    def __getitem__(self, number: int) -> row_readers.Example:
+        """Returns one example with its text before it."""
+        text = tuple(self._texts[number])
+        return insert_text(self._table[number], text, self._begin_ids)

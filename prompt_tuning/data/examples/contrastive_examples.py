@@ -80,12 +80,12 @@ class ContrastiveExamples(ExampleGroups):
         return rows
 
     def candidates(self) -> tuple[Int64[np.ndarray, "n"], Int64[np.ndarray, "E"]]:
-        """Returns the numbers of the different texts that are no queries.
+        """Returns the numbers of the different texts, without the queries.
 
         Numbers start at the first positive, and count `C - 1` texts for each example.
 
         Returns:
-          The first text of each kind, and the place of each example's positive among
+          The first text of each kind, and the place of an example's positive among
           them.
         """
         texts = [ids.tobytes() for each in self._texts for ids in each[1:]]
@@ -172,7 +172,7 @@ def _check_settings(source: DataSource, model: ModelInterface) -> None:
 
 
 class _Shortened:
-    """Cuts or leaves out texts that are too long, and counts their records."""
+    """Cuts or leaves out long texts, and counts their records."""
 
     def __init__(self, source: DataSource, model: ModelInterface):
         self._source, self._maximum = source, model.maximum_length

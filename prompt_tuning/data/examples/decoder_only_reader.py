@@ -16,7 +16,7 @@ from prompt_tuning.data.examples.row_splitting import (
     stored_tokens,
     token_positions,
 )
-from prompt_tuning.data.rows.row_sources import DescribeRow, RowBlock
+from prompt_tuning.data.rows.row_sources import DescribeRow, Row, RowBlock
 from prompt_tuning.data.rows.tasks import TaskToken
 from prompt_tuning.data.rows.token_columns import TokenValues
 
@@ -91,13 +91,9 @@ class DecoderOnlyRowReader:
         """Returns the loss weights of a block's tokens."""
         return self._block_weights(block, self._bounds(block))
 
-    def example(
-        self,
-        input_ids: Int32[np.ndarray, "n"],
-        token_types: Int32[np.ndarray, "n"] | None,
-        values: TokenValues = row_readers.NO_VALUES,
-    ) -> row_readers.Example:
+    def example(self, row: Row) -> row_readers.Example:
         """Builds one example; see `RowReader`."""
+        input_ids, token_types, values = row
         if token_types is not None:
             kept = self.kept(token_types)
             input_ids, token_types = input_ids[kept], token_types[kept]
@@ -118,9 +114,7 @@ class DecoderOnlyRowReader:
             columns=values.columns,
         )
 
-    def kept(
-        self, token_types: Integer[np.ndarray, "*rows n"]
-    ) -> Bool[np.ndarray, "*rows n"]:
+    def kept(self, token_types: row_readers.TokenTypes) -> row_readers.TokenMask:
         """Returns which tokens are not padding; see `RowReader`."""
         if self.use_token_type_ids is False:
             return np.ones(token_types.shape, bool)

@@ -3,21 +3,15 @@
 import dataclasses
 
 import numpy as np
-from jaxtyping import Bool, Float32, Int32, Integer
+from jaxtyping import Float32, Int32, Integer
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.model_choices import EncoderInput
 from prompt_tuning.core.token_weights import PADDING, PROMPT, token_weights
-from prompt_tuning.data.examples.row_readers import (
-    NO_VALUES,
-    Example,
-    ExampleIndex,
-    how_to_skip,
-)
+from prompt_tuning.data.examples import row_readers
 from prompt_tuning.data.examples.row_splitting import find_turns, unpadded_lengths
-from prompt_tuning.data.rows.row_sources import DescribeRow, RowBlock
+from prompt_tuning.data.rows.row_sources import DescribeRow, Row, RowBlock
 from prompt_tuning.data.rows.tasks import TaskToken
-from prompt_tuning.data.rows.token_columns import TokenValues
 
 TYPES_NEEDED = (
     "no token_type_ids, which an encoder-decoder model needs to tell its input (type "
@@ -53,7 +47,9 @@ class EncoderDecoderRowReader:
         """See `RowReader`."""
         return False
 
-    def scan(self, block: RowBlock, describe_row: DescribeRow) -> ExampleIndex:
+    def scan(
+        self, block: RowBlock, describe_row: DescribeRow
+    ) -> row_readers.ExampleIndex:
         """Returns one example for each turn; see `RowReader`."""
         entries: list[tuple[int, ...]] = []
         for offset, length in enumerate(unpadded_lengths(block)):
@@ -66,7 +62,7 @@ class EncoderDecoderRowReader:
                 if self.skip_unlearned and not _has_target(turn):
                     continue
                 self._check_turn(turn, describe_row(row), start)
-                example = self.example(*block.read(row, slice(start, stop)))
+                example = self.example(block.read(row, slice(start, stop)))
                 count = int(np.count_nonzero(example.weights))
                 if not count and self.skip_unlearned:
                     continue
@@ -75,7 +71,7 @@ class EncoderDecoderRowReader:
                 lengths = len(example.inputs), len(example.targets)
                 entries.append((row, start, stop, *lengths, count, example.prompt_id))
         # [E, 7], in the order of the index's columns.
-        return ExampleIndex(*np.array(entries, np.int64).reshape(-1, 7).T)
+        return row_readers.ExampleIndex(*np.array(entries, np.int64).reshape(-1, 7).T)
 
     def weights(self, block: RowBlock) -> Float32[np.ndarray, "c n"]:
         """Returns the loss weights of a block's tokens as targets."""
@@ -84,13 +80,9 @@ class EncoderDecoderRowReader:
         types, shape = block.token_types, block.input_ids.shape
         return block.values.scale(token_weights(types, shape, use_token_type_ids=True))
 
-    def example(
-        self,
-        input_ids: Int32[np.ndarray, "n"],
-        token_types: Int32[np.ndarray, "n"] | None,
-        values: TokenValues = NO_VALUES,
-    ) -> Example:
+    def example(self, row: Row) -> row_readers.Example:
         """Builds the example of one turn; see `RowReader`."""
+        input_ids, token_types, values = row
         if token_types is None:
             raise InputError(TYPES_NEEDED)
         prompt, task = input_ids[token_types == PROMPT], 0
@@ -107,11 +99,11 @@ class EncoderDecoderRowReader:
         # An appended EOS has the weight of the token before it.
         values = values.map(lambda x: np.pad(x[is_target], (0, appended), mode="edge"))
         weights = values.scale(np.ones(len(targets), np.float32))
-        return Example(inputs, targets, weights, 0, int(task), columns=values.columns)
+        return row_readers.Example(
+            inputs, targets, weights, 0, int(task), columns=values.columns
+        )
 
-    def kept(
-        self, token_types: Integer[np.ndarray, "*rows n"]
-    ) -> Bool[np.ndarray, "*rows n"]:
+    def kept(self, token_types: row_readers.TokenTypes) -> row_readers.TokenMask:
         """Returns which tokens are not padding; see `RowReader`."""
         return token_types != PADDING
 
@@ -142,5 +134,5 @@ def _has_target(types: Integer[np.ndarray, "n"]) -> bool:
 def _nothing_learned(row: str, start: int) -> str:
     return (
         f"{row}, from token {start}: no token has a loss weight, expected a completion "
-        f"(types 1 and 3) after the prompt; {how_to_skip()}"
+        f"(types 1 and 3) after the prompt; {row_readers.how_to_skip()}"
     )

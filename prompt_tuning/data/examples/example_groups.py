@@ -1,4 +1,4 @@
-"""Examples of several rows, which an objective compares."""
+"""Examples that take more than one row, which an objective compares."""
 
 import abc
 import dataclasses
@@ -18,7 +18,8 @@ class ExampleGroups(abc.ABC):
     """`E` examples of `C` rows each.
 
     A batch plan treats them as a table of examples, each as long as its longest row;
-    `build_batch` puts the rows of an example one after the other.
+    `build_batch` puts the rows of an example one after the other. Attributes without a
+    description here are as in `Examples`.
 
     Attributes:
       gold: number of the best row by example, or its rating, `[E]`.
@@ -27,16 +28,9 @@ class ExampleGroups(abc.ABC):
       input_lengths: number of inputs of the longest row by example, `[E]`.
       target_lengths: number of targets of the longest row by example, `[E]`.
       weight_counts: maximum number of learned targets of a row by example, `[E]`.
-      skipped: number of examples left out because they are too long.
-      truncated: number of examples that are cut.
-      unlearned: number of examples left out because nothing in them is learned.
-      without_completion: number of records left out because they have no completion.
-      repetition: see `RowSource`.
-      has_prompt_ids: whether the data selects the prompts of the examples.
       columns: names of the columns for an objective, perhaps with their types; see
         `build_batch`.
-      contexts: column of the text that a teacher reads before an example, or None.
-      context_numbers: numbers of the examples' texts in that column, `[E]`.
+      context_numbers: numbers of the examples' texts among `contexts`, `[E]`.
       has_groups: whether an example consists of more than one row; always True.
       shares_prompt: whether the rows of an example begin with one prompt, which a batch
         has once. Their inputs are then the prompt alone, and their targets what follows

@@ -24,6 +24,7 @@ from prompt_tuning.data.rows.token_columns import CONTEXTS
 from prompt_tuning.settings.data_source import TooLong
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class Examples:
     """`E` examples that can be read in any order, by several threads.
 
@@ -51,32 +52,22 @@ class Examples:
     rows_per_example = 1
     uncounted = 0
 
-    def __init__(
-        self,
-        rows: RowSource,
-        reader: RowReader,
-        index: ExampleIndex,
-        skipped: int = 0,
-        *,
-        has_prompt_ids: bool = False,
-        columns: Collection[str] = (),
-        truncation: Truncation | None = None,
-        truncated: int = 0,
-        unlearned: int = 0,
-        contexts: ContextColumn | None = None,
-    ):
-        self.rows = rows
-        self.reader = reader
-        self.index = index
-        self.skipped = skipped
-        self.has_prompt_ids = has_prompt_ids
-        self.columns = tuple(columns)
-        self.truncation = truncation
-        self.truncated = truncated
-        self.unlearned = unlearned
-        self.contexts = contexts
-        self.without_completion = rows.without_completion
-        self.repetition = rows.repetition
+    rows: RowSource
+    reader: RowReader
+    index: ExampleIndex
+    skipped: int = 0
+    _: dataclasses.KW_ONLY
+    has_prompt_ids: bool = False
+    columns: Collection[str] = ()
+    truncation: Truncation | None = None
+    truncated: int = 0
+    unlearned: int = 0
+    contexts: ContextColumn | None = None
+
+    def __post_init__(self):
+        self.columns = tuple(self.columns)
+        self.without_completion = self.rows.without_completion
+        self.repetition = self.rows.repetition
 
     def __len__(self) -> int:
         return len(self.index)
@@ -86,7 +77,7 @@ class Examples:
         if not 0 <= number < len(self):
             raise IndexError(f"example {number} of {len(self)}")
         row, start, stop = self.locate(number)
-        example = self.reader.example(*self.rows.read(row, slice(start, stop)))
+        example = self.reader.example(self.rows.read(row, slice(start, stop)))
         if self.truncation is not None:
             example = self.truncation(example)
         prompt_id = int(self.index.prompt_ids[number])
@@ -246,7 +237,7 @@ def _truncate(
     for number in np.flatnonzero(lengths > truncation.maximum).tolist():
         row = int(index.rows[number])
         tokens = slice(index.starts[number], index.stops[number])
-        example = reader.example(*block.read(row, tokens))
+        example = reader.example(block.read(row, tokens))
         try:
             example = truncation(example)
         except NothingLearnedError as error:

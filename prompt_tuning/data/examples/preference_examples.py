@@ -27,7 +27,7 @@ class PreferenceExamples(example_groups.ExampleGroups):
     If `share` allows it and both answers follow the same prompt, it is read once.
 
     Records with two equal answers teach nothing and are left out. So are records with
-    an empty answer, or one that is too long where such rows are skipped.
+    an empty answer, and records with a long one where long rows are skipped.
     """
 
     def __init__(self, chosen: Examples, rejected: Examples, *, share: bool = False):

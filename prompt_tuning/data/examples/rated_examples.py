@@ -1,4 +1,4 @@
-"""Examples of answers that are rated as good or bad."""
+"""Examples of answers with a rating: good or bad."""
 
 import dataclasses
 

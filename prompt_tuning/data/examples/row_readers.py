@@ -8,11 +8,10 @@ import numpy as np
 from jaxtyping import Bool, Float32, Int32, Int64, Integer, Shaped
 
 from prompt_tuning.core.setting_hints import how_to_set
-from prompt_tuning.data.rows.row_sources import DescribeRow, RowBlock
-from prompt_tuning.data.rows.token_columns import TokenValues
+from prompt_tuning.data.rows.row_sources import DescribeRow, Row, RowBlock
 
-NO_VALUES = TokenValues()
-"""The values of tokens to which the data assigns neither weights nor other numbers."""
+TokenTypes = Integer[np.ndarray, "*rows n"]
+TokenMask = Bool[np.ndarray, "*rows n"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,17 +101,10 @@ class RowReader(Protocol):
         """
         ...
 
-    def example(
-        self,
-        input_ids: Int32[np.ndarray, "n"],
-        token_types: Int32[np.ndarray, "n"] | None,
-        values: TokenValues = NO_VALUES,
-    ) -> Example:
+    def example(self, row: Row) -> Example:
         """Builds the example of the tokens between its bounds."""
         ...
 
-    def kept(
-        self, token_types: Integer[np.ndarray, "*rows n"]
-    ) -> Bool[np.ndarray, "*rows n"]:
+    def kept(self, token_types: TokenTypes) -> TokenMask:
         """Returns which tokens are not padding; padding is left out of examples."""
         ...

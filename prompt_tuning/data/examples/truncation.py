@@ -133,7 +133,7 @@ def truncation_of(
 ) -> Truncation | None:
     """Returns how settings of the data cut long examples; None if they do not.
 
-    `inserted` is the number of tokens of a text that is inserted after BOS.
+    A text of `inserted` tokens comes after BOS.
     """
     if model.maximum_length is None or not on_too_long.startswith("truncate"):
         return None

@@ -52,11 +52,9 @@ Examples = Sequence[tuple[ParsedRecord, list[TypedTokens]]]
 
 @dataclasses.dataclass(frozen=True)
 class EncodingTask:
-    """Consecutive records of one split.
+    """Consecutive records of one split: 0 train, 1 development, 2 test.
 
-    Attributes:
-      split: 0 train, 1 development, 2 test.
-      records: file, first byte, number of bytes and line of each record.
+    `records` has the file, first byte, number of bytes and line of a record.
     """
 
     split: int
@@ -78,8 +76,8 @@ class EncodedRecords:
       lengths: number of tokens by example.
       records: number of records used.
       without_completion: number of records left out because they have no completion.
-      repeated_tokens: number of tokens that are read more than once, because the
-        answers of a conversation are separate examples.
+      repeated_tokens: number of tokens that more than one example of a conversation
+        has.
       problems: problems of the records that cannot be used.
       json_lines: the used records of the test split as lines of JSON.
     """
@@ -131,7 +129,7 @@ def _narrow(column: Int32[np.ndarray, "n"]) -> np.ndarray:
 
 
 def columns(preparation: Preparation) -> dict[str, tuple[np.dtype, int | float]]:
-    """Returns the type and the padding value of each dataset of the output.
+    """Returns the types and padding values of the output's datasets, by name.
 
     The padding value of `input_ids` depends on the tokenizer; it is 0 here.
     """

@@ -31,7 +31,7 @@ _NEEDS_CHAT = (
 
 
 class ExampleEncoder:
-    """Turns records into examples; `chat` renders the turns, if there is a template."""
+    """Turns records into examples; `chat` is the template that renders the turns."""
 
     def __init__(
         self, text: TextFormat, tokenizer: Tokenizer, chat: ChatTemplate | None
@@ -46,7 +46,7 @@ class ExampleEncoder:
     def __call__(
         self, records: Sequence[tuple[Record, str]]
     ) -> list[list[TypedTokens] | InputError]:
-        """Returns the examples of each record with its location, or what is wrong.
+        """Returns the examples by record, or what is wrong with it at its location.
 
         A record without a completion has no examples.
         """

@@ -86,8 +86,8 @@ def find_input_files(
 ) -> list[InputFile]:
     """Finds the named files, and the files in named folders in sorted order.
 
-    Files of unknown types, and files that are named twice, are errors. With `skip`, an
-    unusable file is returned with its problem; otherwise that is an error, too.
+    Files of unknown types are errors, and so is a file with two names. With `skip`, an
+    unusable file is returned with its problem; otherwise it is an error, too.
     """
     paths: list[Path] = []
     for name in names:

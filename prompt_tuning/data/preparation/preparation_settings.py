@@ -92,6 +92,8 @@ class RecordFormat:
 class TextFormat:
     """How turns become typed texts.
 
+    Attributes without a description here are as in `FormatChoice`.
+
     Attributes:
       prompt_prefix: text inserted before a nonempty prompt.
       prompt_postfix: text inserted after a nonempty prompt.
@@ -101,12 +103,8 @@ class TextFormat:
         learned tokens.
       packing_boundary: what is packed as one example.
       attention_boundary: what ends with a separator token.
-      chat: whether the tokenizer's chat template renders the turns.
-      chat_template: path of another template; None for the tokenizer's own.
-      chat_date: ISO date given to a template that uses the current date; None for the
-        day when the preparation starts.
-      chat_template_kwargs: variables of the template, e.g. `enable_thinking`.
-      turns: see `LearnedConversations`.
+      chat: whether a chat template renders the turns.
+      chat_date: see `FormatChoice`; None for the day when the preparation starts.
     """
 
     prompt_prefix: str = ""

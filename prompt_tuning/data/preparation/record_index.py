@@ -6,9 +6,11 @@ does not grow with the input.
 
 import dataclasses
 import hashlib
+import json
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from jaxtyping import Int64
@@ -16,9 +18,9 @@ from jaxtyping import Int64
 from prompt_tuning.core.atomic_files import sync_path
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.data.preparation.input_files import InputFile
-from prompt_tuning.data.preparation.record_lines import write_lines
 from prompt_tuning.data.rows.compressed_files import write_content
 from prompt_tuning.data.rows.record_spans import find_spans, ignore
+from prompt_tuning.data.rows.text_records import read_records
 
 _FIELDS = 4
 _BUFFERED_RECORDS = 1 << 14
@@ -83,7 +85,7 @@ def _convert(
         if problem is None and file.has_lines:
             write_content(file.path, file.lines)
         elif problem is None:
-            write_lines(file.path, file.lines, file.quotes)
+            _write_lines(file.path, file.lines, file.quotes)
     except InputError as error:
         problem = str(error)
     if problem is not None:
@@ -91,6 +93,31 @@ def _convert(
     # It must outlast a power cut that the index outlasts.
     sync_path(file.lines)
     return dataclasses.replace(file, problem=problem)
+
+
+def _write_lines(source: Path, target: Path, quotes: bool = True) -> None:
+    """Writes the records of a JSON list, a parquet file or a table as lines of JSON.
+
+    `quotes` tells whether `"` quotes the cells of a table.
+    """
+    with target.open("wb") as file:
+        for record in read_records(source, quotes):
+            text = json.dumps(_to_json(record.content), ensure_ascii=False)
+            # Half a surrogate pair is refused with its record.
+            file.write(text.encode("utf-8", "surrogatepass") + b"\n")
+
+
+def _to_json(value: Any) -> Any:
+    """Converts what parquet has and JSON lacks: dates to text, infinities to null."""
+    if isinstance(value, dict):
+        return {str(name): _to_json(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_to_json(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if value is None or isinstance(value, str | int | float):
+        return value
+    return str(value)
 
 
 def _no_record(file: InputFile) -> str:

@@ -120,7 +120,7 @@ class RecordOrder:
 def record_order(splits: Splits, records: int) -> RecordOrder:
     """Returns the order of `records` records for the given splits.
 
-    A split that is requested must not be empty, nor the training split.
+    Neither the training split nor a requested split may be empty.
     """
     counts = {"dev": splits.dev.resolve(records), "test": splits.test.resolve(records)}
     for name, share in (("dev", splits.dev), ("test", splits.test)):

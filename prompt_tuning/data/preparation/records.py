@@ -14,17 +14,7 @@ from prompt_tuning.core.utf8_text import decode_text
 from prompt_tuning.data.preparation.input_files import QUOTES_HINT, InputFile
 from prompt_tuning.data.preparation.preparation_settings import RecordFormat
 from prompt_tuning.data.rows.csv_rows import parse_row
-from prompt_tuning.data.text.conversations import (
-    CONTEXT_KEYS,
-    RecordFormatName,
-    has_prompt_messages,
-    read_alpaca,
-    read_chat_messages,
-    read_pair,
-    read_prompt_messages,
-    read_sharegpt,
-    recognize_format,
-)
+from prompt_tuning.data.text import conversations
 from prompt_tuning.data.text.record_fields import HISTORY_KEY, refuse_unread
 from prompt_tuning.data.text.template_renderer import ChatRecord
 from prompt_tuning.data.text.templates import Template, parse_template
@@ -64,7 +54,7 @@ class Record:
 
 
 class RecordReader:
-    """Parses records of a `RecordFormat`, whose templates have no soft prompts."""
+    """Parses records of a `RecordFormat`; its templates must not have soft prompts."""
 
     def __init__(self, record: RecordFormat):
         self._format = record
@@ -141,26 +131,34 @@ class RecordReader:
         record, first = self._format, objects[0]
         prompt_key, key = record.prompt_key, record.messages_key
         format = self._format_of(first)
-        in_prompt = self._uses_keys and has_prompt_messages(first, prompt_key)
+        in_prompt = self._uses_keys and conversations.has_prompt_messages(
+            first, prompt_key
+        )
         has_messages = any(key in item for item in objects)
         if has_messages or in_prompt or format == "sharegpt":
             _check_one_conversation(objects, location)
         read = self._read_keys
         if has_messages:
-            return read_chat_messages(first, key, location, read)
+            return conversations.read_chat_messages(first, key, location, read)
         if in_prompt:
             completion = record.completion_key
-            return read_prompt_messages(first, prompt_key, completion, location, read)
+            return conversations.read_prompt_messages(
+                first, prompt_key, completion, location, read
+            )
         if format == "sharegpt":
-            return read_sharegpt(first, location, read)
+            return conversations.read_sharegpt(first, location, read)
         # Without a chat template such a pair is refused.
-        context = [k for k in (*CONTEXT_KEYS, HISTORY_KEY) if k not in read]
+        context = [
+            k for k in (*conversations.CONTEXT_KEYS, HISTORY_KEY) if k not in read
+        ]
         if not self._uses_keys or len(objects) > 1 or not any(map(first.get, context)):
             return None
         turns = self._turns(first, location, [*read, *context])
         if len(turns) != 1:
             return None
-        return read_pair(turns[0].prompt, turns[0].completion, first, location, read)
+        return conversations.read_pair(
+            turns[0].prompt, turns[0].completion, first, location, read
+        )
 
     @property
     def _uses_keys(self) -> bool:
@@ -169,7 +167,7 @@ class RecordReader:
 
     @property
     def _read_keys(self) -> list[str]:
-        """The keys that are read in addition to those of a conversation."""
+        """The keys that are read, apart from those of a conversation."""
         record = self._format
         keys = [record.prompt_key, record.completion_key]
         keys += [record.category_key] if record.categories else []
@@ -182,7 +180,7 @@ class RecordReader:
         if self._uses_keys:
             refuse_unread(content, location, self._read_keys if read is None else read)
         if self._format_of(content) == "alpaca":
-            return [Turn(*read_alpaca(content, location))]
+            return [Turn(*conversations.read_alpaca(content, location))]
         completions = self._texts(
             content, record.completion_key, self._completion, location
         )
@@ -197,10 +195,10 @@ class RecordReader:
             )
         return [Turn(*pair) for pair in zip(prompts, completions, strict=True)]
 
-    def _format_of(self, content: Container[str]) -> RecordFormatName:
+    def _format_of(self, content: Container[str]) -> conversations.RecordFormatName:
         if not self._uses_keys:
             return "pairs"
-        return recognize_format(content, self._format.completion_key)
+        return conversations.recognize_format(content, self._format.completion_key)
 
     def _texts(
         self,

@@ -84,7 +84,7 @@ class SplitWriter:
                 file.write(encoded.json_lines)
 
     def finish(self) -> FinishedSplit:
-        """Writes the remaining sequences; InputError if there are fewer than files."""
+        """Writes the remaining sequences; every file must get one."""
         self._deal(self._packer.finish())
         for name, totals in (
             ("dropped", self._packer.dropped),

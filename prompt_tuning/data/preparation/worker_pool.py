@@ -80,11 +80,11 @@ def run_tasks(
     workers: int,
     shards: Path,
 ) -> Iterator[tuple[EncodingTask, EncodedRecords]]:
-    """Runs tasks in this process if there is one worker, else in other processes.
+    """Runs tasks in this process for one worker, else in other processes.
 
     Yields the tasks with their results in order. The results are kept in `shards`, and
-    those already there are used. WorkerLostError if a process was killed, for example
-    for lack of memory.
+    results from an earlier process are used. WorkerLostError if a process was killed,
+    for example for lack of memory.
     """
     named = ((task, shards / f"{number}.npz") for number, task in enumerate(tasks))
     if workers == 1:

@@ -8,13 +8,8 @@ from pathlib import Path
 
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.utf8_text import decode_text
+from prompt_tuning.data.rows import record_spans
 from prompt_tuning.data.rows.compressed_files import open_content
-from prompt_tuning.data.rows.record_spans import (
-    MAXIMUM_RECORD,
-    RecordSpan,
-    find_spans,
-    leaves_quote_open,
-)
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 """Delimiters of tables."""
@@ -28,7 +23,7 @@ _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 
 
 def check_encoding(path: Path) -> None:
-    """Refuses a text file that is empty or begins as UTF-16."""
+    """Refuses an empty text file, and one that begins as UTF-16."""
     with open_content(path) as file:
         start = file.read(2)
     if not start:
@@ -41,10 +36,13 @@ def check_encoding(path: Path) -> None:
 
 
 def read_record(
-    descriptor: int, span: RecordSpan, location: str, maximum: int | None = None
+    descriptor: int,
+    span: record_spans.RecordSpan,
+    location: str,
+    maximum: int | None = None,
 ) -> bytes:
     """Reads the bytes of a record from an open file, at most `maximum`."""
-    maximum = MAXIMUM_RECORD if maximum is None else maximum
+    maximum = record_spans.MAXIMUM_RECORD if maximum is None else maximum
     if span.size > maximum:
         raise InputError(
             f"{location}: found a record of {span.size:,} bytes, expected one record "
@@ -62,7 +60,7 @@ def find_delimiter(path: Path, quotes: bool) -> str:
     delimiter = DELIMITERS[path.suffix.lower()]
     if delimiter != ",":
         return delimiter
-    for span in find_spans(path, delimiter.encode() if quotes else None):
+    for span in record_spans.find_spans(path, delimiter.encode() if quotes else None):
         with path.open("rb") as opened:
             content = os.pread(opened.fileno(), min(span.size, _HEADER), span.start)
         unquoted = re.sub(rb'"[^"]*"', b"", content) if quotes else content
@@ -91,7 +89,7 @@ def read_header(
       name: name of the table for messages; None for its path.
     """
     name = path if name is None else name
-    for span in find_spans(path, delimiter.encode() if quotes else None):
+    for span in record_spans.find_spans(path, delimiter.encode() if quotes else None):
         location = f"{name}, line {span.line}"
         with path.open("rb") as opened:
             content = read_record(opened.fileno(), span, location)
@@ -140,7 +138,7 @@ def parse_cells(
     """Parses the cells of one row of a table; see `read_header`."""
     text = decode_text(content, location)
     quoting = csv.QUOTE_MINIMAL if quotes else csv.QUOTE_NONE
-    previous_limit = csv.field_size_limit(MAXIMUM_RECORD)
+    previous_limit = csv.field_size_limit(record_spans.MAXIMUM_RECORD)
     try:
         rows = csv.reader(
             io.StringIO(text, newline=""),
@@ -152,7 +150,7 @@ def parse_cells(
         has_more = any(rows)
     except csv.Error as error:
         problem = f"not a row of a table: {error}"
-        if quotes and leaves_quote_open(content, delimiter.encode()):
+        if quotes and record_spans.leaves_quote_open(content, delimiter.encode()):
             problem = "a quote is opened and never closed"
         raise InputError(f"{location}: {problem}; {hint}") from error
     finally:

@@ -171,7 +171,7 @@ def open_data_set(
 
 
 def check_contents(path: Path, file: h5py.File) -> None:
-    """Refuses a file with a link or a data set that is refused; see `open_data_set`."""
+    """Checks all links and data sets; see `check_link` and `check_storage`."""
     names: list[str] = []
     with reporting_damage(path):
         file.visit_links(names.append)

@@ -66,7 +66,7 @@ class Hdf5Rows:
         return self.read(number, slice(None))
 
     def read(self, number: int, tokens: slice) -> row_sources.Row:
-        """Returns some of the tokens of a row.
+        """Returns some of the tokens of a row, trailing padding included.
 
         Only their chunks of a large file are decompressed.
         """

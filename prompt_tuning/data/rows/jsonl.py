@@ -116,7 +116,7 @@ class RowEncoder(Protocol):
         ...
 
     def has_completion(self, line: JsonLine) -> bool:
-        """Tests whether a line has something to learn, apart from the end of a text."""
+        """Tests whether a line has more to learn than the end of a text."""
         ...
 
     def rows(self, lines: Sequence[JsonLine], add_eos: bool) -> list[list[TypedRow]]:
@@ -177,7 +177,7 @@ class LineEncoder:
       encode_pair: encodes both: `continued_pair` for one text in two parts, or
         `separate_pair` for two texts.
       template: template of the prompt, in place of `prompt_key` and `encode_pair`.
-      elsewhere: other keys of a line that are read elsewhere, e.g. its weight.
+      elsewhere: more keys of a line that something else reads, e.g. its weight.
     """
 
     tokenizer: Tokenizer
@@ -190,7 +190,7 @@ class LineEncoder:
 
     @property
     def own_keys(self) -> frozenset[str]:
-        """The keys that are read in a line."""
+        """All keys of a line that something reads."""
         own = {self.completion_key, self.prompt_key or self.completion_key}
         return self.elsewhere | own
 

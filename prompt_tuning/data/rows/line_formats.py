@@ -91,7 +91,7 @@ def format_of(
     """Returns the format of a file's records, and whether they are chat messages.
 
     `record` is the first one. Pairs are chat messages if their prompts are lists of
-    messages. The keys are those of pairs.
+    messages; both keys are for pairs.
     """
     if format == "auto":
         format = conversations.recognize_format(record, completion_key)

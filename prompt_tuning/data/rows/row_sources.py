@@ -101,7 +101,7 @@ class RowSource(Protocol):
 
     @property
     def repetition(self) -> Repetition:
-        """The conversations that are read more than once."""
+        """The conversations with more than one example."""
         ...
 
     def __len__(self) -> int: ...

@@ -63,8 +63,8 @@ class TokenColumns:
       balance: column of classes, `[rows]`, or in HDF5 `[rows, length]` for tokens,
         negative for none. Tokens of rare classes get larger weights, so that all
         classes have the same total. None for no balancing.
-      columns: key of each column that an objective reads, by the column's name; numbers
-        `[rows]`, or in HDF5 for each token.
+      columns: key of an objective's column, by the column's name; numbers `[rows]`, or
+        in HDF5 `[rows, length]`.
     """
 
     loss_weights: bool = True
@@ -139,14 +139,14 @@ def check_column(
     describe_row: Callable[[int], str],
     token_types: Integer[np.ndarray, "c n"] | None = None,
 ) -> None:
-    """Refuses values of a column that are not finite, and wrong weights.
+    """Refuses infinite values of a column, and impossible weights.
 
     Args:
       role: field of `TokenColumns`, or the name of an objective's column.
       name: name of the column, for the message.
       values: `[c]` or `[c, n]`.
       describe_row: returns the location of a row.
-      token_types: types of the tokens, `[c, n]`, if the values are of tokens.
+      token_types: types of the tokens, `[c, n]`, for values of tokens.
     """
     expected = {
         "loss_weights": "a finite number of 0 or more",

@@ -87,7 +87,7 @@ def read_costs(settings: Mapping[str, Any], source: str) -> Costs:
 
 
 def check_text(text: str, growth: int = 1) -> None:
-    """Refuses a text that is too long to encode, or may grow too long."""
+    """Refuses a text with too many characters to encode, now or after replacements."""
     limit = min(MAXIMUM_TEXT, MAXIMUM_GROWN // growth)
     if len(text) > limit:
         raise InputError(

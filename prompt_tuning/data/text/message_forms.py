@@ -100,7 +100,7 @@ def join_parts(message: Message) -> Message:
 
 
 def _with_arguments(call: Any, kinds: set[type]) -> Any:
-    """Returns a call of a tool, with arguments of a kind that is read."""
+    """Returns a call of a tool with arguments of a kind that the template reads."""
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict):
         return call

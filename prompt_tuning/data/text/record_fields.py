@@ -117,7 +117,7 @@ def refuse_unread(
     location: str,
     read: Collection[str] = (),
 ) -> None:
-    """Refuses a record with a field that is not read and changes what is learned."""
+    """Refuses a record with an unread field that would change what is learned."""
     for name in sorted(content.keys() & REFUSED.keys()):
         value = content[name]
         if name in read or value in _SAYS_NOTHING or _is_one(name, value):

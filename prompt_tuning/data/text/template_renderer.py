@@ -86,16 +86,7 @@ class LearnedTexts(NamedTuple):
 
 
 class TemplateRenderer:
-    """A compiled template.
-
-    Args:
-      source: text of the template.
-      special_tokens: texts of `bos_token`, `eos_token` and other special tokens.
-      origin: file of the template, for messages.
-      date: ISO date given to the template as the current one; None for the real one.
-      tool_source: text of the template for conversations with tools; None if it is the
-        same.
-    """
+    """A compiled template; arguments are as in `ChatTemplate`, with an ISO date."""
 
     def __init__(
         self,

@@ -10,7 +10,7 @@ joined ids decode to the exact text.
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, SupportsIndex, runtime_checkable
 
@@ -315,3 +315,12 @@ def has_tokenizer(folder: Path) -> bool:
     """Tests whether a folder, or a GGUF file, contains a tokenizer."""
     names = ("tokenizer.json", "*.model", "vocab.json", "vocab.txt")
     return has_gguf_tokenizer(folder) or any(any(folder.glob(name)) for name in names)
+
+
+@functools.lru_cache(maxsize=8)
+def hidden_tokens(tokenizer: Tokenizer) -> Mapping[str, int]:
+    """Returns the ids of the special tokens that `decode` leaves out, by their text."""
+    if isinstance(tokenizer, HuggingFaceTokenizer):
+        added = tokenizer.tokenizer.get_added_tokens_decoder().items()
+        return {token.content: id for id, token in added if token.special}
+    return {}

@@ -3,9 +3,8 @@
 from typing import Any
 
 from prompt_tuning.data.text.chat_templates import ChatTemplate
-from prompt_tuning.data.text.hidden_tokens import hidden_tokens
 from prompt_tuning.data.text.template_renderer import ChatRecord
-from prompt_tuning.data.text.tokenizers import Tokenizer
+from prompt_tuning.data.text.tokenizers import Tokenizer, hidden_tokens
 
 ANSWER, CALLS = "answer", ("first_call", "second_call")
 """Content of an answer, and names of tools that another one calls."""

@@ -12,7 +12,7 @@ from prompt_tuning.data.text.tokenizers import Tokenizer
 
 @dataclasses.dataclass(frozen=True)
 class RenderedText:
-    """Consecutive typed texts that are encoded as one continuous text.
+    """Consecutive typed texts, encoded as one continuous text.
 
     With `adds_bos`, the tokens that the model expects before a text are added.
     """

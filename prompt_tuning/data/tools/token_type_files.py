@@ -1,28 +1,30 @@
 """Adds `token_type_ids` to HDF5 files, or replaces them.
 
-A file is replaced atomically by a copy that has been read back and compared: at any
-time its name refers to either the complete old file or the complete new one.
+The types are written into a copy, which replaces the file once they have been read back
+and compared. So the name of the file always refers to the complete old file or to the
+complete new one. The rest of the copy has the bytes of the file: nothing reads texts
+and lists of foreign files, because HDF5 may loop forever or crash at damage there.
 """
 
+import contextlib
 import glob
 import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import h5py
 import numpy as np
 from jaxtyping import Int64, Integer
 
 from prompt_tuning.core.atomic_files import sync_path
-from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.errors import InputError, StorageError, is_disk_full
 from prompt_tuning.core.token_weights import COMPLETION, SEPARATOR
 from prompt_tuning.data.rows import hdf5_files
 from prompt_tuning.data.rows.data_files import Files, list_files
 from prompt_tuning.data.rows.hdf5_table import INPUT_IDS, TOKEN_TYPE_IDS
 from prompt_tuning.data.rows.row_sources import rows_per_block
-from prompt_tuning.data.tools import hdf5_copy
 from prompt_tuning.data.tools.type_rules import TypeRule
 
 TYPES = 4
@@ -123,11 +125,10 @@ def _replace_types(path: Path, rule: TypeRule, start: int) -> TypeCounts:
     _remove_abandoned(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with hdf5_copy.reporting_copies(path):
-            hdf5_copy.copy_others(path, temporary)
+        with _reporting_copies(path):
+            shutil.copyfile(path, temporary)
             _add_types(path, temporary, rule, start)
             counts = _verify_types(path, temporary, rule, start)
-            hdf5_copy.check_others(path, temporary)
             shutil.copymode(path, temporary)
             sync_path(temporary)
             temporary.replace(path)
@@ -135,6 +136,25 @@ def _replace_types(path: Path, rule: TypeRule, start: int) -> TypeCounts:
     finally:
         temporary.unlink(missing_ok=True)
     return counts
+
+
+@contextlib.contextmanager
+def _reporting_copies(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (InputError, StorageError):
+        raise
+    except OSError as error:
+        problem = StorageError if is_disk_full(error) else InputError
+        raise problem(
+            f"{path}: the copy with types cannot be written next to it ({error}); the "
+            "file is unchanged"
+        ) from error
+    except Exception as error:  # see `reporting_damage`
+        raise InputError(
+            f"{path} is unchanged, as it is damaged, so that types cannot be added: "
+            f"{error}"
+        ) from error
 
 
 def _remove_abandoned(path: Path) -> None:
@@ -161,6 +181,8 @@ def _add_types(path: Path, temporary: Path, rule: TypeRule, start: int) -> None:
         hdf5_files.open_for_writing(temporary, "r+") as new,
     ):
         ids = hdf5_files.open_data_set(path, old, INPUT_IDS)
+        if TOKEN_TYPE_IDS in new:
+            del new[TOKEN_TYPE_IDS]
         target = new.create_dataset(
             TOKEN_TYPE_IDS,
             shape=ids.shape,
@@ -178,15 +200,19 @@ def _add_types(path: Path, temporary: Path, rule: TypeRule, start: int) -> None:
 def _verify_types(
     path: Path, temporary: Path, rule: TypeRule, start: int
 ) -> TypeCounts:
-    """Reads the types in the copy back and compares them with the rule."""
+    """Reads the copy back, and compares it with the file and the rule."""
     counts, unlearned, rows = np.zeros(TYPES, np.int64), 0, 0
     with hdf5_files.open_hdf5(path) as old, hdf5_files.open_hdf5(temporary) as new:
-        written = new[TOKEN_TYPE_IDS]
-        assert isinstance(written, h5py.Dataset)
+        written: Any = new[TOKEN_TYPE_IDS]
+        copied: Any = new[INPUT_IDS]
         for first, ids in _blocks(path, old):
-            types = written[first : first + len(ids)]
-            if not np.array_equal(types, _types(path, rule, start + first, ids)):
-                raise hdf5_copy.not_equal(path, f"types of rows from {first} differ")
+            block = slice(first, first + len(ids))
+            types, expected = written[block], _types(path, rule, start + first, ids)
+            if not (np.array_equal(types, expected) and np.all(copied[block] == ids)):
+                raise InputError(
+                    f"{path}: the copy written next to it is wrong in rows from "
+                    f"{first}; is the disk full or failing? The file is unchanged"
+                )
             counts += np.bincount(types.ravel(), minlength=TYPES)
             learned = np.isin(types, (COMPLETION, SEPARATOR)).any(axis=1)
             unlearned += int(np.count_nonzero(~learned))

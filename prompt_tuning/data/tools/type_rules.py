@@ -87,10 +87,7 @@ class EndTokens:
         return is_filler & (trailing | (before < 0) | after_end)
 
     def check(self, input_ids: Ids, start: int) -> None:
-        """Refuses rows if padding cannot be told from their other tokens.
-
-        They begin with more than one token that is both BOS and padding.
-        """
+        """Refuses rows that begin with two or more tokens of BOS or padding."""
         if self.padding_id is None or self.padding_id != self.end_id:
             return
         counts = (input_ids == self.padding_id).argmin(axis=1)
@@ -184,7 +181,7 @@ class UntilSeparator:
 def _example_bounds(
     ends: Mask,
 ) -> tuple[Integer[np.ndarray, "c n"], Integer[np.ndarray, "c n"]]:
-    """Returns the first and last position of each token's example."""
+    """Returns the bounds of the example that a token is in, by token."""
     first = np.roll(_last_position(ends), 1, axis=1) + 1
     first[:, :1] = 0
     return first, np.minimum(_next_position(ends), ends.shape[1] - 1)
@@ -208,8 +205,7 @@ class PromptLengths:
     """Makes the first tokens of a row its prompt; see `TypeRule`.
 
     Attributes:
-      lengths: number of prompt tokens of all rows, or `[rows]`, from the first token
-        that is not padding.
+      lengths: number of prompt tokens of all rows, or `[rows]`, after any padding.
       ends: tokens that end examples and fill rows.
       source: file of the lengths, for messages.
     """

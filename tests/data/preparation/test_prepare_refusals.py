@@ -17,7 +17,7 @@ from prompt_tuning.data.preparation.preparation_settings import (
     Splits,
     TokenizerChoice,
 )
-from prompt_tuning.data.rows import csv_rows, record_spans
+from prompt_tuning.data.rows import record_spans
 from tests.support.prepared_files import (
     columns,
     pairs,
@@ -129,7 +129,6 @@ def test_files_without_usable_rows_are_named_or_skipped(tmp_path, make):
 def test_rows_and_lines_that_cannot_be_read_are_named_or_skipped(
     tmp_path, make, monkeypatch
 ):
-    monkeypatch.setattr(csv_rows, "MAXIMUM_RECORD", 60)
     monkeypatch.setattr(record_spans, "MAXIMUM_RECORD", 60)
     for name, bad, message in [
         ("a.csv", 'a,"b', "a quote is opened and never closed"),
