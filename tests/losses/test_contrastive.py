@@ -40,7 +40,11 @@ def loss_gradient(model, batch, objective, layout=None):
     graph, parameters = model
     trained = {PATH: parameters[PATH]}
     frozen = {path: x for path, x in parameters.items() if path != PATH}
-    compute = jax.jit(lambda *given: gradients(graph, *given, None, objective, layout))
+
+    @jax.jit
+    def compute(trained, frozen, batch):
+        return gradients(graph, trained, frozen, batch, None, objective, layout)
+
     gradient, sums = compute(trained, frozen, batch)
     return float(sums.loss / sums.weight), gradient[PATH]
 
