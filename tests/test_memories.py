@@ -379,10 +379,13 @@ def test_memories_that_are_trained_together_answer_behind_each_other(
         assert exact[1] > max(exact[0], 0.8) and exact[2] > 0.5
     measured = json.loads((tmp_path / "both" / "memory.json").read_text())
     assert measured["memory"]["positions"] == 24 and "its chunk" in measured
-    # The parts are what the whole consists of, and the same call finds all done.
+    # The parts are what the whole consists of, and the command finds all done.
     whole = pt.compose(alone).trained[PREFIX]
     np.testing.assert_allclose(whole, both.trained[PREFIX], atol=1e-5)
-    again = pt.compose(folders, **together)
+    directory = str(tmp_path / "both")
+    arguments = [*map(str, folders), "--steps", "60", "--out", directory]
+    assert main(["compose", *arguments]) == 0
+    again = pt.load_tuned(directory)
     np.testing.assert_array_equal(again.trained[PREFIX], both.trained[PREFIX])
     with pytest.raises(InputError, match="whose rows could be learned again"):
         pt.compose(alone, steps=1)
@@ -420,7 +423,7 @@ def test_memories_of_different_models_are_not_compared(tmp_path):
         pt.retrieve(models, "moga?")
     with pytest.raises(InputError, match="expected at least one"):
         pt.retrieve([], "moga?")
-    with refuses("has 0 memories that were trained"):
+    with refuses("got 2 memories, 0 of them trained"):
         pt.compose(models[:1] * 2)  # pyright: ignore
     with pytest.raises(InputError, match="memories is 'm0', expected a list"):
         pt.retrieve("m0", "moga?")

@@ -86,8 +86,8 @@ def compose(
     loaded = [x for x in load_memories(memories) if isinstance(x, TunedModel)]
     if len(loaded) < max(len(memories), 2):
         raise InputError(
-            f"compose has {len(loaded)} memories that were trained, expected at least "
-            "two, and no others"
+            f"compose got {len(memories)} memories, {len(loaded)} of them trained; "
+            "expected at least two, all trained"
         )
     both, lengths = _joined(loaded)
     if steps is None:
