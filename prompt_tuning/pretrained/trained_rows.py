@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from jaxtyping import Array, Key
 
 from prompt_tuning.checkpoints.stored_tensors import Recipe, StoredTensor
+from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.data.text.tokenizers import Tokenizer
 from prompt_tuning.families.hf_folder import as_tagger, find_recipes
@@ -20,8 +21,18 @@ from prompt_tuning.settings.pretrained import Pretrained
 def open_tuned(
     source: Pretrained, head: ClassHead | None
 ) -> tuple[ModelConfig, dict[str, Recipe], dict[str, StoredTensor]]:
-    """Opens a checkpoint; for a token head only the part that it reads."""
+    """Opens a checkpoint; for a token head only the part that it reads.
+
+    Raises:
+      InputError: for a class head over a T5X checkpoint.
+    """
     config, recipes, stored = open_checkpoint(source)
+    if head is not None and source.config is not None:
+        raise InputError(
+            f"{source.checkpoint} is a T5X checkpoint, and a class head needs a "
+            "Hugging Face folder: convert the checkpoint with transformers, or learn "
+            "label texts instead (losses/class_cross_entropy.gin)"
+        )
     if head is None or head.problem != "tokens" or as_tagger(config) is config:
         return config, recipes, stored
     config = as_tagger(config)

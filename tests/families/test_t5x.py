@@ -9,11 +9,16 @@ import pytest
 from prompt_tuning.checkpoints.formats import t5x_checkpoint
 from prompt_tuning.checkpoints.restore_plan import plan_restore
 from prompt_tuning.core.batch import Batch
+from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import merge
 from prompt_tuning.core.t5_config import t5_config
 from prompt_tuning.families import t5x
 from prompt_tuning.models.build import build_model
 from prompt_tuning.models.language_model import LanguageModel
+from prompt_tuning.pretrained.prompted_model import open_pretrained
+from prompt_tuning.pretrained.tuning import Tuning
+from prompt_tuning.settings.class_head import ClassHead
+from prompt_tuning.settings.pretrained import Pretrained
 from tests.support import dummies
 from tests.support.exhaustive import sample
 from tests.support.expected_shapes import abstract
@@ -38,6 +43,13 @@ CONFIGS = {
         relative_maximum_distance=8,
     ),
 }
+
+
+def test_a_class_head_is_refused_by_name():
+    source = Pretrained(checkpoint=str(MSGPACK), config=T5X_CONFIG)
+    tuning = Tuning(adapters=[ClassHead(labels=["no", "yes"])])
+    with pytest.raises(InputError, match="a class head needs a Hugging Face folder"):
+        open_pretrained(source, tuning, key=jax.random.key(0))
 
 
 @pytest.mark.parametrize(
