@@ -19,6 +19,7 @@ RUNS = {
     "beside a prompt": ("decoder", "--method", "soft", "--head", "mean"),
     "tokens": ("decoder", "--method", "lora", "--head", "last", "--problem", "tokens"),
     "t5": ("t5", "--method", "lora", "--head", "last"),
+    "t5 tokens": ("t5", "--method", "lora", "--head", "last", "--problem", "tokens"),
     "bert": ("bert", "--method", "class_head", "--head", "first"),
 }
 # The meshes have all eight devices of the tests.
@@ -36,6 +37,7 @@ CASES = [
     ("decoder", "data 8"),
     ("decoder", "fsdp 4, tensor 2"),
     ("bert", "fsdp 4, tensor 2"),
+    ("t5 tokens", "fsdp 4, tensor 2"),
 ]
 
 
