@@ -191,6 +191,14 @@ class _WindowReader:
         return self._run({p: parameters[p] for p in self._paths}, prefix, rows)
 
 
+class _QueryLayers(nnx.Module):
+    """The parts of all blocks that compute queries; other parts may differ by block."""
+
+    def __init__(self, blocks: Block):
+        assert blocks.self_attention is not None  # a prefix needs it in every block
+        self.norm, self.attention = blocks.self_attention_norm, blocks.self_attention
+
+
 def _read_rows(model: DecoderOnly, tokens: Int[Array, "R Q"]) -> _ReadWindows:
     config, decoder = model.config, model.decoder
     lengths = jnp.full(len(tokens), tokens.shape[1])
@@ -206,19 +214,16 @@ def _read_rows(model: DecoderOnly, tokens: Int[Array, "R Q"]) -> _ReadWindows:
     assert isinstance(row_keys, KeyValues)
     # The input of each block: [L, R, Q, D].
     inputs = jnp.stack([stream.hidden, *(captured[path] for path in paths)])
-    graph, parameters = split(decoder.layers)
+    graph, parameters = split(_QueryLayers(decoder.layers))
     shape = stream.hidden.shape[:2]
     positions = jnp.broadcast_to(stream.positions, shape).ravel()
     angles = _angles(positions, config)
 
     def queries(of_block: tuple) -> Float[Array, "G R h Q K"]:
         parameters, hidden, angles = of_block
-        block = cast(Block, merge(graph, parameters))
+        layers = cast(_QueryLayers, merge(graph, parameters))
         flat = hidden.reshape(-1, config.width)
-        assert block.self_attention is not None  # as every block behind a prefix
-        query = block.self_attention.queries(
-            normalize(block.self_attention_norm, flat)
-        )  # [R * Q, H, K]
+        query = layers.attention.queries(normalize(layers.norm, flat))  # [R * Q, H, K]
         if angles is not None:
             interleaved = config.rotary_interleaved
             query = rotate(query, angles, interleaved=interleaved)

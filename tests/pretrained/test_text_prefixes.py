@@ -32,7 +32,7 @@ CONFIGS = {
     "llama": LLAMA,
     "gpt2": GPT2,
     "alibi": dataclasses.replace(GPT2, positions="alibi", maximum_positions=None),
-    "deepseek": dataclasses.replace(DEEPSEEK, dense_layers=(), dense_width=0),
+    "deepseek": DEEPSEEK,
     "qk_norm": dataclasses.replace(LLAMA, query_key_norm="head"),
 }
 
