@@ -935,7 +935,9 @@ def IA3(*, regexes: Sequence[str] = ...) -> Configured[_IA3]:
     expert, and for any other projection the output. All scales start at 1.
 
     Attributes:
-      regexes: expressions that match the whole paths of the projections to adapt.
+      regexes: expressions that match the whole paths of the projections to adapt. By
+        default, keys, values, and what feed-forward layers compute last, except in
+        routed experts.
 
     Raises:
       InputError: if an expression matches no projection.

@@ -288,7 +288,9 @@ class IA3(AdapterSpec):
     expert, and for any other projection the output. All scales start at 1.
 
     Attributes:
-      regexes: expressions that match the whole paths of the projections to adapt.
+      regexes: expressions that match the whole paths of the projections to adapt. By
+        default, keys, values, and what feed-forward layers compute last, except in
+        routed experts.
 
     Raises:
       InputError: if an expression matches no projection.
@@ -304,7 +306,7 @@ class IA3(AdapterSpec):
 
     name: ClassVar[str] = "ia3"
     kind: ClassVar[str] = IA3_KIND
-    regexes: Sequence[str] = (r".*/(key|value)", r".*/mlp/down")
+    regexes: Sequence[str] = (r".*/(key|value|(mlp|dense_mlp|shared)/down)",)
 
     def build(
         self, key: Key[Array, ""], projection: AdaptedProjection

@@ -176,6 +176,17 @@ def test_a_projected_prefix_equals_the_prefix_that_it_computes():
     np.testing.assert_allclose(result[1, 0, 1, 1], flat[16 + 4 : 16 + 8], rtol=1e-5)
 
 
+def test_ia3_scales_dense_layers_and_shared_experts():
+    model = build_model(KEY, dummies.DEEPSEEK, adapters=[IA3()])
+    scales = [x for x in dummies.split(model)[1] if x.endswith("/ia3/scale")]
+    layers = "decoder/layers"
+    projections = {path.removesuffix("/adapters/ia3/scale") for path in scales}
+    assert projections == {
+        *(f"{layers}/{part}/down" for part in ("dense_mlp", "mlp/shared")),
+        *(f"{layers}/self_attention/{part}" for part in ("key", "value")),
+    }
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("config", [LLAMA, T5])
 def test_fresh_adapters_change_nothing_and_trained_ones_do(config):
