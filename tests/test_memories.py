@@ -404,6 +404,7 @@ def test_the_memory_of_the_right_table_is_retrieved_for_a_question():
     for number, (_, asked) in enumerate(tables):
         assert pt.retrieve(memories, asked[0][0]) == [number]
         assert pt.retrieve(memories, asked[-1][0], count=2)[0] == number
+    assert pt.retrieve(memories[:1] * 3, tables[0][1][0][0], count=3) == [0, 1, 2]
 
 
 def test_memories_that_are_trained_together_stay_those_of_the_first_call(tmp_path):

@@ -47,8 +47,8 @@ def retrieve(
         raise InputError("retrieve has no memories, expected at least one")
     loaded = load_memories(memories)
     check_same_model(loaded)
-    scores = [_score(memory, question) for memory in loaded]
-    return [int(number) for number in np.argsort(scores)[::-1][:count]]
+    scores = [-_score(memory, question) for memory in loaded]
+    return [int(number) for number in np.argsort(scores, stable=True)[:count]]
 
 
 def _score(memory: Model, question: str) -> float:
