@@ -4,7 +4,12 @@ import argparse
 import shlex
 from pathlib import Path
 
-from prompt_tuning.cli.shared_options import Number, add_numbers, refuse_bindings
+from prompt_tuning.cli.shared_options import (
+    Number,
+    add_numbers,
+    add_output,
+    refuse_bindings,
+)
 from prompt_tuning.core.interrupts import INTERRUPTED
 from prompt_tuning.core.number_ranges import NonnegativeInteger, PositiveInteger
 
@@ -37,14 +42,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="RUN",
         help="run directories of remember, at least two",
     )
-    parser.add_argument(
-        "--out",
-        "--output",
-        required=True,
-        type=Path,
-        metavar="DIR",
-        help="the run directory",
-    )
+    add_output(parser, "the run directory")
     add_numbers(parser, NUMBERS)
 
 

@@ -125,6 +125,11 @@ def add_model_and_output(parser: argparse.ArgumentParser, output: str) -> None:
         metavar="PATH",
         help="Hugging Face folder, bundled model, or a model of the hub",
     )
+    add_output(parser, output)
+
+
+def add_output(parser: argparse.ArgumentParser, output: str) -> None:
+    """Adds the directory to write to, with `output` as its help."""
     parser.add_argument(
         "--out", "--output", required=True, type=Path, metavar="DIR", help=output
     )
