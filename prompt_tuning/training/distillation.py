@@ -167,7 +167,7 @@ def open_teacher(
         behind_bos = make_teacher(model.config, [*model.interface.begin_ids, *ids])
         teacher = dataclasses.replace(teacher, shared=behind_bos)
     _check_untrained(teacher, trained)
-    _check_room(len(ids), _longest_row(model, examples), model)
+    _check_room(len(ids), _longest_row(model, examples), model.config)
     return teacher
 
 
@@ -217,25 +217,29 @@ def _open_example_teacher(
             )
     after_bos = begin_with_bos(examples, model)
     lengths = np.array([len(ids) - after_bos for ids in contexts])
-    try:
-        _check_room(int(lengths.max()), _longest_row(model, examples), model)
-    except InputError:  # the longest row may follow a shorter context
+    context, row = int(lengths.max()), _longest_row(model, examples)
+    if not _has_room(context + row, config):
+        # The longest row may follow a shorter context. This reads the data again.
         lengths = lengths[examples.context_numbers]
         rows = _row_lengths(model, examples)
         longest = int(np.argmax(lengths + rows))
-        _check_room(int(lengths[longest]), int(rows[longest]), model)
+        context, row = int(lengths[longest]), int(rows[longest])
+    _check_room(context, row, config)
     graph, abstract = frozen_graph(config)
     return ExampleTeacher(graph, abstract, contexts, after_bos, own.cache_bytes)
 
 
-def _check_room(context: int, row: int, model: PromptedModel) -> None:
+def _has_room(length: int, config: ModelConfig) -> bool:
+    return config.maximum_positions is None or length <= config.maximum_positions
+
+
+def _check_room(context: int, row: int, config: ModelConfig) -> None:
     """Checks that a context fits in the model together with the longest example."""
-    positions = model.config.maximum_positions
-    if positions is not None and context + row > positions:
+    if not _has_room(context + row, config):
         raise InputError(
             f"the context has {context} tokens, and with the longest example "
-            f"{context + row}, but the model has {positions} positions"
-            f"{model.config.positions_note}; shorten one of them"
+            f"{context + row}, but the model has {config.maximum_positions} positions"
+            f"{config.positions_note}; shorten one of them"
         )
 
 
