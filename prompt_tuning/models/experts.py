@@ -133,23 +133,20 @@ class MixtureOfExperts(nnx.Module):
             else None
         )
         gated = shared and config.shared_expert_gated
-        self.shared_gate = (
-            _score(key, config, layers, "shared_gate", 1, "shared_gate")
-            if gated
-            else None
-        )
+        self.shared_gate = _score(key, config, layers, "shared_gate") if gated else None
 
     def _declare_routing(self, key, config, layers, biased):
-        """Declares what chooses and weighs experts, and norms beside the block's."""
+        """Declares what chooses and weighs experts, and the norms of the parts."""
 
         def per_expert(name, initializer, dtype, present):
-            shape = (layers, config.experts)
             if not present:
                 return None
+            shape = (layers, config.experts)
             return declare(named_key(key, name), shape, STACKED, initializer, dtype)
 
-        scores = key, config, layers, "router", config.experts, "experts", biased
-        self.router = _score(*scores)
+        self.router = _score(
+            key, config, layers, "router", config.experts, "experts", biased
+        )
         start, separate = jax.nn.initializers, config.separate_norms
         # In float32, since small differences choose, as in transformers.
         self.router_correction = per_expert(
@@ -246,8 +243,8 @@ def _score(
     config: ModelConfig,
     layers: int,
     name: str,
-    size: int,
-    axis: str,
+    size: int = 1,
+    axis: str = "shared_gate",
     bias: bool = False,
 ) -> Dense:
     """Returns a projection to scores, which is never quantized."""
