@@ -369,7 +369,7 @@ def load_tuned(path: str | Path, base: str | Path | None = None) -> TunedModel:
     """
     path = Path(path)
     if (path / CONFIG_FILE).is_file() and base is None:
-        return load_sharing(path, ())
+        return _load_directory(path, ())
     if not path.exists():
         raise InputError(
             f"{path} does not exist; expected a run directory, or an adapter's file or "
@@ -387,13 +387,13 @@ def load_tuned(path: str | Path, base: str | Path | None = None) -> TunedModel:
 
 
 def load_sharing(path: str | Path, known: Sequence[Model]) -> TunedModel:
-    """Loads a run; see `load_tuned`.
-
-    Its frozen parameters are those of a known model, if one has the same.
-    """
+    """Loads a run like `load_tuned`; reuses a known model's frozen parameters."""
     path = Path(path)
-    if not (path / CONFIG_FILE).is_file():
-        return load_tuned(path)
+    is_run = (path / CONFIG_FILE).is_file()
+    return _load_directory(path, known) if is_run else load_tuned(path)
+
+
+def _load_directory(path: Path, known: Sequence[Model]) -> TunedModel:
     run = read_run_directory(path)
     same = (model.parameters for model in known if model.run.model == run.model)
     model, parameters = load_run(run, reuse=next(same, None))
