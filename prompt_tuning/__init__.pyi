@@ -1271,7 +1271,7 @@ def OnPolicyDistillation(
     own mistakes, and the data needs no completions. The sampling temperature only
     selects the answers: the divergence is at temperature 1.
 
-    The attributes are those of `ContextDistillation`, except:
+    The attributes are the same as in `ContextDistillation`, except:
 
     Attributes:
       divergence: "reverse" by default.

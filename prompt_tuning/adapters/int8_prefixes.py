@@ -29,7 +29,7 @@ def from_int8(
     """Decodes the prefix in some tensors.
 
     Raises:
-      InputError: if their types or shapes differ from those of `to_int8`.
+      InputError: if their types or shapes are not what `to_int8` writes.
     """
     codes, scales = tensors[CODES], tensors[SCALES]
     kinds = (codes.dtype, scales.dtype) == (np.int8, np.float32)

@@ -250,7 +250,7 @@ class Model(TextModel):
         Args:
           inputs: one input or a list: texts, mappings with the data's keys, or a table
             with these columns (see `tune`).
-          labels: labels to choose from; None for those of the run.
+          labels: labels to choose from; None for the run's.
           batch_size: rows per batch; each pair of an input and a label is a row.
           prompt_id: prompt for all inputs, if the model has more than one.
 

@@ -211,7 +211,7 @@ def given_config(
 
     Args:
       options: parsed options of the command.
-      bindings: bindings in addition to those of the command line.
+      bindings: bindings in addition to the command line's.
       directory: directory of the run, which overrides the config's.
       trains: see `selected_run.read_run`.
       steps: number of steps of the given epochs.

@@ -50,7 +50,7 @@ def read_run(
 
     Args:
       options: parsed options of the command.
-      bindings: bindings in addition to those of the command line.
+      bindings: bindings in addition to the command line's.
       directory: directory of the run, which overrides the config's.
       trains: whether the command trains the run, or opens it as training does.
       allow_unused: whether bindings may set parameters that the run does not use.

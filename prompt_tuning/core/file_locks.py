@@ -1,7 +1,7 @@
 """Locks that keep two commands from writing to the same place together.
 
 A lock is `flock` on a file, so the system releases it when its holder ends, even if
-killed. The file also says who holds the lock and since when, for messages only.
+killed. The file also records who holds the lock and since when, for messages only.
 """
 
 import contextlib

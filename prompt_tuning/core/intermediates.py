@@ -1,6 +1,6 @@
 """Intermediate arrays of a model by path, e.g. `decoder/layers/3/hidden`.
 
-Blocks record the outputs of their parts, and `capture` says which to keep. The
+Blocks record the outputs of their parts, and `capture` chooses which to keep. The
 requested arrays are carried through the loop over the blocks, so they have gradients,
 even with rematerialization, on meshes and with streamed weights.
 """

@@ -35,7 +35,7 @@ MIXERS = {
     "mamba": "Mamba",
     "lightning": "lightning attention",
 }
-"""What messages call the recurrent mixers."""
+"""Names of the recurrent mixers in messages."""
 USUAL = (ATTENTION, FEED_FORWARD)
 """The kind of most layers."""
 

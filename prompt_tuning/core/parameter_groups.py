@@ -191,7 +191,7 @@ def group_optimizer(
     labels: Mapping[str, int],
     frozen_slots: Mapping[str, int] | None = None,
 ) -> optax.GradientTransformation:
-    """Builds one transformation that updates each parameter as its group says.
+    """Builds one transformation that updates each parameter by its group.
 
     Args:
       groups: the parameter groups.

@@ -1,4 +1,4 @@
-"""What prompt vectors attend to, where prompt and text attend in both directions."""
+"""The positions that prompt vectors attend to, where attention is bidirectional."""
 
 import dataclasses
 from collections.abc import Iterable

@@ -129,7 +129,7 @@ def token_columns(source: DataSource) -> TokenColumns:
 
 
 def row_keys(source: DataSource) -> frozenset[str]:
-    """Returns the keys of a line that are read, without those of its texts."""
+    """Returns the keys of a line that are read, except for its texts."""
     keys = [key for key, _ in token_columns(source).keys.values()]
     return frozenset(key for key in (*keys, source.prompt_id_key) if key is not None)
 

@@ -213,7 +213,7 @@ def adapted_digest(model: PromptedModel, parameters: Parameters) -> np.ndarray:
 
 
 class _Traced(NamedTuple):
-    """A `Prefix` with arrays in place of numbers."""
+    """A `Prefix` with arrays instead of numbers."""
 
     key_values: KeyValues
     real: Bool[Array, "P"]

@@ -19,7 +19,7 @@ def content_number(
 
     Args:
       ids: token ids of the row.
-      embeddings: vectors read in place of token embeddings, if any.
+      embeddings: vectors read instead of token embeddings, if any.
     """
     content = np.asarray(ids, np.int64).tobytes()
     if embeddings is not None:

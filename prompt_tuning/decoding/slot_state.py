@@ -125,7 +125,7 @@ class Slots:
           count: number of slots.
           length: number of columns per slot, and per encoder output.
           chunk: number of tokens of a row that are read in one go; divides `length`.
-          compressed: whether keys and values are those of `LatentAttention`.
+          compressed: whether keys and values are compressed, as in `LatentAttention`.
         """
         zeros = functools.partial(
             BlockKeyValues.zeros, config, count, compressed=compressed
@@ -159,7 +159,7 @@ class Slots:
 
 @functools.partial(WeightedJit, static_argnames="graph")
 def expand_slots(parameters: Parameters, slots: Slots, *, graph: nnx.GraphDef) -> Slots:
-    """Expands compressed keys and values of rows to those of all heads.
+    """Expands compressed keys and values of rows to all heads.
 
     Args:
       parameters: parameters of the frozen model by path.

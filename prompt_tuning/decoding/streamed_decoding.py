@@ -32,7 +32,7 @@ def continue_batch_streamed(
 ) -> np.ndarray:
     """Does the same as `continue_batch`, layer by layer.
 
-    The arguments are those of `continue_batch`; some parameters are a `LayeredWeight`.
+    Takes the same arguments as `continue_batch`; some parameters are a `LayeredWeight`.
 
     Returns:
       The new tokens `[B, new]`, including the one that ends the row.

@@ -200,7 +200,7 @@ def difference_interval(
 
     Uses the paired percentile bootstrap: each drawn data set has the same examples for
     both metrics (Efron and Tibshirani 1993, chapters 8 and 13). The draws, and
-    `resamples` and `seed`, are those of `intervals`.
+    `resamples` and `seed`, mean the same as for `intervals`.
     """
     width = first.rows.shape[1]
     rows = np.concatenate([first.rows, second.rows], axis=1)

@@ -1,4 +1,4 @@
-"""Class heads that published folders have in place of an output head.
+"""Class heads that published folders have instead of an output head.
 
 `AutoModelForSequenceClassification` in transformers stores the head of a decoder-only
 model as `score.weight`, `[C, D]`, without a bias. It scores the last token before

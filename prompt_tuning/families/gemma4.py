@@ -243,7 +243,7 @@ def gemma4_recipes(
 
 
 def _of_kinds(config: ModelConfig, table: Mapping[str, str]) -> dict[str, str]:
-    """Returns the modules of each kind of layer, given those of usual layers."""
+    """Returns the modules of each kind of layer, from the modules of usual layers."""
     present = {part for kind in layer_kinds(config) for part in kind}
     found = {}
     for ours, module in table.items():

@@ -262,7 +262,7 @@ def _known_families(name: str) -> str:
 def find_recipes(config: ModelConfig, names: Collection[str] = ()) -> dict[str, Recipe]:
     """Returns how each parameter of a model is made from its stored tensors.
 
-    Without the stored `names`, it assumes those of the full model with its head.
+    Without the stored `names`, it assumes the full model with its head.
     """
     family = find_family(config)
     recipes = family.recipes(config, names)

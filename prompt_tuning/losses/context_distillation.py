@@ -143,7 +143,7 @@ class ContextDistillation(DistillationSettings, ObjectiveConfig):
         """Refuses packed rows if examples have different contexts.
 
         Raises:
-          InputError: says what to set.
+          InputError: tells what to set.
         """
         if self.context_key is not None:
             raise InputError(
@@ -163,7 +163,7 @@ class OnPolicyDistillation(ContextDistillation):
     own mistakes, and the data needs no completions. The sampling temperature only
     selects the answers: the divergence is at temperature 1.
 
-    The attributes are those of `ContextDistillation`, except:
+    The attributes are the same as in `ContextDistillation`, except:
 
     Attributes:
       divergence: "reverse" by default.

@@ -196,7 +196,7 @@ class ObjectiveConfig(abc.ABC):
         """Refuses packed rows if the objective compares the rows of an example.
 
         Raises:
-          InputError: if it does; says what to set.
+          InputError: if it does; tells what to set.
         """
         compares = self.candidate_labels is not None or self.judges_answers
         if compares or self.embeds is not None:

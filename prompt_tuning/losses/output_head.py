@@ -134,7 +134,7 @@ def replace_columns(
     row_logits: Float[Array, "*lead n"],
     columns: ReplacedColumns,
 ) -> Float[Array, "*lead V"]:
-    """Replaces a kernel's logits by those of single rows, or appends them."""
+    """Replaces a kernel's logits by the logits of single rows, or appends these."""
     missing = columns.total - logits.shape[-1]
     padding = [(0, 0)] * (logits.ndim - 1) + [(0, missing)]
     logits = jnp.pad(logits, padding, constant_values=-jnp.inf)

@@ -68,7 +68,7 @@ def check_attention(config: ModelConfig) -> None:
     """Checks that a fused kernel is available if the config requires one.
 
     Raises:
-      InputError: if not; says why and what to change.
+      InputError: if not; tells why and what to change.
     """
     if config.attention != "flash":
         return

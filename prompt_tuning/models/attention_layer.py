@@ -200,7 +200,7 @@ class Attention(nnx.Module):
 
         Args:
           past: what precedes them in this block.
-          own: those of each stream.
+          own: keys and values of each stream.
         """
         del past
         return own
@@ -243,7 +243,7 @@ class Attention(nnx.Module):
     def _heads(
         self, x: Float[Array, "*lead HK"], norm: Norm | None = None
     ) -> Float[Array, "*lead H K"]:
-        """Splits projected positions into heads, normalized if the config says so."""
+        """Splits projected positions into heads, normalized if configured."""
         if norm is not None and not self.norms_heads:
             x = norm(x)
         heads = x.reshape(*x.shape[:-1], -1, self.head_width)

@@ -43,7 +43,7 @@ from prompt_tuning.models.norms import Norm
 from prompt_tuning.sharding import collectives
 
 STACKED = ("layers", "experts")
-"""Logical axes before those of a kernel."""
+"""Logical axes before a kernel's own."""
 NORMS = ("router", "experts", "experts_out", "shared", "shared_out")
 """Norms of a layer whose parts have separate ones."""
 

@@ -83,7 +83,7 @@ class Head(TableModule):
 
     def __init__(self, key: Key[Array, ""], config: ModelConfig):
         self.kernel = None
-        # A mesh shards the rows of tokens, but not those of classes.
+        # A mesh shards the rows of tokens, but not the rows of classes.
         names = ("adapter", "adapter") if config.labels else ("vocab", "embed")
         if not config.tied_head:
             kernel = declare(

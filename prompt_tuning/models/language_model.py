@@ -221,7 +221,7 @@ class LanguageModel(nnx.Module):
         return self.config.pooling if self.config.labels else "last"
 
     def output_head(self) -> AnyHead:
-        """Returns the output head: a bare kernel, or more if the config says so."""
+        """Returns the output head: a bare kernel, or more if the config asks for it."""
         if not self.config.labels:
             return self._linear_head()
         head, problem = as_output_head(self._linear_head()), self.config.problem

@@ -4,14 +4,14 @@ DeepSeek-AI 2024, "DeepSeek-V2", section 2.1. Each position has a vector of
 `key_value_rank` elements, from which each head computes its keys and values. All heads
 share the rotated part of the keys. Queries may be compressed, too.
 
-What is kept for later positions is that vector and the rotated part, as keys and values
-of a single head. A few queries read them as they are: multiplied by a head's projection
-to keys, a query has the product with the vector that it has with the key, and the
-weighted mean of vectors is projected to values afterwards (section 2.1.2, "absorbed").
-For many queries it takes fewer operations to expand the vectors to keys and values of
-all heads, which are not kept. Keys and values are kept expanded, for all heads, if
-adapters change the projections from the vectors, and behind a trained prefix of keys
-and values (`LatentAttention.in_form_of`).
+The cache keeps that vector and the rotated part of the key, as the values and keys of a
+single head. A few queries read them in this form ("absorbed", section 2.1.2): a query
+is multiplied by its head's projection to keys, so its product with the vector equals
+its product with the key; the weighted mean of the vectors is projected to values
+afterwards. For many queries it is cheaper to expand the vectors to keys and values of
+all heads, which are then discarded. The cache itself is expanded if adapters change the
+projections from the vectors, and after a trained prefix of keys and values
+(`LatentAttention.in_form_of`).
 """
 
 import math

@@ -287,7 +287,7 @@ class TokenEmbedding(Embedding):
         self.adapters = nnx.Dict()
 
     def __call__(self, ids: Array, dtype: jnp.dtype) -> Float[Array, "*lead D"]:
-        """Looks up the vectors of `ids`, scaled if the config says so."""
+        """Looks up the vectors of `ids`, scaled if the config asks for it."""
         vectors = self._look_up(super().__call__, ids, dtype)
         for rows in self.adapters.values():
             vectors = rows(ids, vectors)

@@ -14,7 +14,7 @@ from prompt_tuning.sharding import collectives
 
 
 class Norm(nnx.Module):
-    """Root-mean-square norm or layer norm, as the config says, in float32.
+    """Root-mean-square norm or layer norm, as configured, in float32.
 
     "rms_plus_one" stores the scale minus one, initially 0 (Gemma Team 2024, "Gemma";
     the sum is computed in float32, since bfloat16 would round it).

@@ -110,7 +110,7 @@ def last_state(states: Sequence[RecurrentState | None]) -> RecurrentState | None
 def join_rows(
     states: Sequence[RecurrentState | None], empty: RecurrentState | None
 ) -> RecurrentState | None:
-    """Joins the states `[L, 1, ...]` of single rows into those of all rows.
+    """Joins the states `[L, 1, ...]` of single rows into the state of all rows.
 
     A row without a state is at its beginning and gets `empty`, which is None in a model
     without recurrent layers.

@@ -116,7 +116,7 @@ class Stream:
 
 
 class Kept(NamedTuple):
-    """What a stream leaves for later positions, in all blocks.
+    """Keys, values and states that a stream leaves for later positions.
 
     Attributes:
       key_values: keys and values, stacked on the layers with attention.
@@ -235,7 +235,7 @@ def _select_rows(
 
 
 class StreamView(NamedTuple):
-    """What a block needs to know about one stream.
+    """Description of one stream for a block.
 
     Attributes:
       shape: rows and positions on this device, `(R, Q)`.

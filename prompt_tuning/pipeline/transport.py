@@ -9,7 +9,7 @@ from prompt_tuning.pipeline.stage_devices import PER_DEVICE, StageDevices
 
 Tree = Any
 Message = tuple[str, int]
-"""What is sent, and the number of the micro-batch."""
+"""The kind of array that is sent, and the number of the micro-batch."""
 
 
 class StoppedError(Exception):

@@ -1,4 +1,4 @@
-"""Opens the class head that a run trains in place of a model's output head."""
+"""Opens the class head that a run trains instead of a model's output head."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence

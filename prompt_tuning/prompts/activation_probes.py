@@ -142,7 +142,7 @@ _watch.defvjp(_watch_forward, _watch_backward)
 class ActivationProbe(ProjectionAdapter):
     """Leaves the projection alone, and updates its components in the backward pass.
 
-    The attributes are those of `Components`, with a leading axis `L`.
+    The attributes are the same as in `Components`, with a leading axis `L`.
     """
 
     def __init__(self, count: int, shape: tuple[int, int]):
@@ -174,7 +174,7 @@ class ActivationProbe(ProjectionAdapter):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ActivationProbes(LoRA):
-    """Probes in place of a LoRA."""
+    """Probes instead of a LoRA."""
 
     @classmethod
     def of(cls, spec: LoRA) -> "ActivationProbes":

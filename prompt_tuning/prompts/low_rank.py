@@ -214,7 +214,7 @@ class LowRank(ProjectionAdapter):
 class ExpertLowRank(LowRank):
     """LoRA for one projection of all experts: `y + scaling * x @ a[e] @ b[e]`.
 
-    The layer of experts adds these products to those of its kernels.
+    The layer of experts adds these products to its kernels' products.
 
     Attributes:
       a: `[L, E, in, r]`.

@@ -1,4 +1,4 @@
-"""Trained rows of single tokens, in place of a frozen embedding table's."""
+"""Trained rows of single tokens, instead of a frozen embedding table's."""
 
 from typing import NamedTuple
 

@@ -138,7 +138,7 @@ def measure_run(
 ) -> Measurement | None:
     """Measures a run's best checkpoint and the frozen model on its held-out data.
 
-    The numbers are those of `prompt-tuning evaluate --baseline`.
+    `prompt-tuning evaluate --baseline` prints the same numbers.
 
     Args:
       run: the run.

@@ -89,7 +89,7 @@ class RunView:
 
     @property
     def reasons(self) -> str:
-        """What may explain why it is no better, in one sentence."""
+        """A possible reason why it is no better, in one sentence."""
         if self.verdict.outcome not in ("same", "worse"):
             return ""
         found = [f"{x.title.lower()}: {x.advice}" for x in self.findings if x.advice]
@@ -165,7 +165,7 @@ class RunView:
 
     @property
     def provenance(self) -> list[tuple[str, str]]:
-        """What the run was made from, by name."""
+        """Inputs of the run, by name."""
         return _provenance(self.run.recorded)
 
     @property

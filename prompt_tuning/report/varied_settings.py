@@ -156,7 +156,7 @@ def heat_map(
 ) -> HeatMap | None:
     """Returns the map of the two settings with the most values; None for fewer.
 
-    The arguments are those of `parallel_axes`.
+    Takes the same arguments as `parallel_axes`.
     """
     counts = {name: len(set(map(repr, each))) for name, each in settings.items()}
     # Seeds last: the best of them counts.

@@ -1,4 +1,4 @@
-"""Vectors that a request sends in place of tokens."""
+"""Vectors that a request sends instead of tokens."""
 
 import base64
 

@@ -1,7 +1,7 @@
 """Collectives that the models call; without a mesh they do nothing.
 
 A step on a mesh is written for one device (`jax.shard_map`): each device has its own
-rows of the batch and its own shards of the parameters, and the model says explicitly
+rows of the batch and its own shards of the parameters, and the model states explicitly
 what the devices exchange. The two operators around a sharded computation are Megatron's
 (Shoeybi et al. 2019, section 3): before it, an identity with a backward pass that
 all-reduces the gradient; after it, an all-reduce with an identity as backward pass.

@@ -17,13 +17,13 @@ VariableValues = dict[Var, Any]
 """Values (or cotangents) of one micro-batch's variables."""
 
 KeptByLayer = list[list[list[Any]]]
-"""What a backward pass needs of each layer, for each micro-batch.
+"""Values of each layer that a backward pass needs, for each micro-batch.
 
 The inputs of the layer, in host memory, or its activations, on the device.
 """
 
 Kept = Literal["nothing", "inputs", "activations"]
-"""What a forward pass keeps of each layer."""
+"""Values of each layer that a forward pass keeps."""
 
 
 def select(values: VariableValues, atoms: Iterable[Any]) -> Values:

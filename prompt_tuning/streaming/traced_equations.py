@@ -118,7 +118,7 @@ def run_scan(
     sliced: Sequence[Any],
     length: int | None = None,
 ) -> list[Any]:
-    """Runs another body in place of a loop's own.
+    """Runs another body instead of a loop's own.
 
     Args:
       equation: the loop.

@@ -61,7 +61,7 @@ class LiveReporter(Reporter):
         self._display.reach(step, None if metrics is None else brief(metrics))
 
     def doing(self, name: str | None) -> None:
-        """Shows the stage before the bar, in place of metrics."""
+        """Shows the stage before the bar, instead of metrics."""
         self._display.show(name)
 
 

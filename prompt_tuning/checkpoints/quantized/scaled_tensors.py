@@ -26,7 +26,7 @@ def naming(weight: str) -> Iterator[None]:
     """Adds the name of a weight to the beginning of errors.
 
     Raises:
-      InputError: in place of one without the name.
+      InputError: instead of one without the name.
     """
     try:
         yield

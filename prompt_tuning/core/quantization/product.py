@@ -28,7 +28,7 @@ PART = 2**18
 class StoredKernel(NamedTuple):
     """Arrays of a kernel, in the order of the arguments of `multiply`.
 
-    They may be stacked for many kernels, e.g. those of experts, `[E, in, out]`.
+    They may be stacked for many kernels, e.g. for all experts, `[E, in, out]`.
     """
 
     kernel: Array

@@ -15,7 +15,7 @@ from prompt_tuning.data.rows.token_columns import CONTEXTS
 from prompt_tuning.data.text.tokenizers import Tokenizer
 
 TEXT, IDS = "text", "ids"
-"""Keys of a context in a file: its text, or its token ids in place of the text."""
+"""Keys of a context in a file: its text, or its token ids instead of the text."""
 
 ContextText = str | tuple[int, ...]
 """A text, or its token ids."""

@@ -167,7 +167,7 @@ class RecordReader:
 
     @property
     def _read_keys(self) -> list[str]:
-        """The keys that are read, apart from those of a conversation."""
+        """The keys that are read, except in a conversation."""
         record = self._format
         keys = [record.prompt_key, record.completion_key]
         keys += [record.category_key] if record.categories else []

@@ -176,7 +176,7 @@ class LineEncoder:
       joiner: text inserted before a completion that follows a prompt.
       encode_pair: encodes both: `continued_pair` for one text in two parts, or
         `separate_pair` for two texts.
-      template: template of the prompt, in place of `prompt_key` and `encode_pair`.
+      template: template of the prompt, instead of `prompt_key` and `encode_pair`.
       elsewhere: more keys of a line that something else reads, e.g. its weight.
     """
 
