@@ -2,6 +2,7 @@
 
 import dataclasses
 import shutil
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import jax
 import numpy as np
@@ -13,7 +14,7 @@ from prompt_tuning.cli.main import main
 from prompt_tuning.core import parameter_groups
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import Parameters
-from prompt_tuning.streaming import compiled_segments
+from prompt_tuning.streaming import compiled_segments, layered_weights
 from prompt_tuning.streaming.layered_weights import LayerReader
 from prompt_tuning.training.host_optimizer import HostOptimizer
 from prompt_tuning.training.state import TrainState
@@ -55,6 +56,19 @@ def host_step(graph, parameters: Parameters, optimizer, reader=None):
     step = streamed_step(graph, there, {}, dropout=False, reader=reader, host=host)
     zero = jax.numpy.zeros((), jax.numpy.int32)
     return step, TrainState(trained, host.init(trained), zero, jax.random.key(1))
+
+
+class EagerExecutor(ThreadPoolExecutor):
+    """An executor whose work is done when `submit` returns.
+
+    The next layer is then always on the device while one is computed, however slow
+    the machine's other threads are.
+    """
+
+    def submit(self, fn, /, *args, **kwargs):
+        future = super().submit(fn, *args, **kwargs)
+        wait([future])
+        return future
 
 
 @pytest.mark.slow
@@ -104,6 +118,7 @@ def test_three_layers_and_activations_are_on_the_device_at_a_time(monkeypatch):
         return outputs
 
     monkeypatch.setattr(compiled_segments.CompiledOnce, "__call__", measured)
+    monkeypatch.setattr(layered_weights, "ThreadPoolExecutor", EagerExecutor)
     step(state, {}, batch)
     assert 2.5 * layer < max(seen) < 3.1 * layer
 
