@@ -14,6 +14,7 @@ from prompt_tuning.core.save_policies import (
     ALL_BUT_WEIGHTS,
     ATTENTION,
     BLOCK_INPUT,
+    MEMORY,
     PINNED,
     SUMS,
     SavePolicy,
@@ -26,8 +27,8 @@ Tree = TypeVar("Tree")
 def _save_policy(settings: Rematerialization) -> SavePolicy:
     policy = {
         "none": ALL_BUT_WEIGHTS,
-        "dots": SavePolicy(SUMS, projections=True),
-        "attention": SavePolicy(names=frozenset({ATTENTION})),
+        "dots": SavePolicy(SUMS, frozenset({MEMORY}), projections=True),
+        "attention": SavePolicy(names=frozenset({ATTENTION, MEMORY})),
         "names": SavePolicy(names=frozenset(settings.names)),
         "nothing": SavePolicy(),
     }[settings.policy]

@@ -80,9 +80,11 @@ class Rematerialization:
       policy: which inner activations are saved: "none" saves all, i.e. recomputes
         nothing; "dots" saves the output of each projection; "attention" saves the
         output of attention before its output projection; "names" saves the activations
-        listed in `names`; "nothing" saves none, so each block runs twice.
+        listed in `names`; "nothing" saves none, so each block runs twice. All but the
+        last two also save what a recurrent mixer computes before its gate.
       names: names for the policy "names": the blocks name "query", "keys", "values",
-        "attention", "gate" and "up", and your code may name others with `named`.
+        "attention", "memory" (of a recurrent mixer), "gate" and "up", and your code may
+        name others with `named`.
       skip_first: number of blocks at the start that recompute only element-wise
         operations and offload nothing.
       skip_last: number of such blocks at the end.

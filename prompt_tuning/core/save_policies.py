@@ -12,6 +12,8 @@ from jax.ad_checkpoint import checkpoint_name
 BLOCK_INPUT = "block_input"
 PINNED = "pinned_host"
 ATTENTION = "attention"
+MEMORY = "memory"
+"""Name of what recurrent mixers compute: their outputs, and memories of chunks."""
 
 # Sums over devices: recomputing one would repeat the communication.
 SUMS = frozenset({"psum", "psum_invariant", "psum2", "reduce_scatter"})
@@ -84,5 +86,5 @@ class SavePolicy:
         return primitive.name in self.primitives
 
 
-ALL_BUT_WEIGHTS = SavePolicy(EXPENSIVE)
+ALL_BUT_WEIGHTS = SavePolicy(EXPENSIVE, names=frozenset({MEMORY}))
 """Saves everything that is expensive to compute, and no gathered weight."""

@@ -20,6 +20,9 @@ from jaxtyping import Array, Float, Int
 
 from prompt_tuning.models.memory_chunks import CHUNK, run_chunks, run_positions
 
+BLOCK = 8
+"""Rows of the blocks that are inverted by substitution."""
+
 
 class DeltaInputs(NamedTuple):
     """Inputs of the rule: `[R, T, ...]` for rows, or `[n, ...]` for all positions.
@@ -69,26 +72,20 @@ def chunked_delta(
 
 def _run_chunk(inputs, memory, examples):
     """Computes one chunk; see `memory_chunks.Rule`."""
-    # [R, H, C, ...]
-    query, key, value, decay, strength = (x.swapaxes(1, 2) for x in inputs)
+    query, key, value, decay, strength = inputs  # [R, H, C, ...]
     since, left = examples.decays(decay)
+    grown = jnp.exp(since)[..., None]
     strong_key = key * strength[..., None]
     # How much of an earlier position's change each position already knows.
-    known = jnp.einsum("rhik,rhjk->rhij", strong_key, key) * left
+    known = (strong_key @ key.swapaxes(-1, -2)) * left  # [R, H, C, C]
     system = jnp.tril(known, -1) + jnp.eye(decay.shape[-1])
-    right = jnp.concatenate(
-        [value * strength[..., None], strong_key * jnp.exp(since)[..., None]], axis=-1
-    )
-    solved = solve_unit_triangular(system, right)
-    width = value.shape[-1]
-    remembered = examples.read(solved[..., width:], memory)
-    change = solved[..., :width] - remembered  # [R, H, C, V]
-    seen = jnp.einsum("rhik,rhjk->rhij", query, key) * left
-    output = examples.read(query * jnp.exp(since)[..., None], memory) + seen @ change
+    remembered = examples.read(strong_key * grown, memory)
+    change = solve_unit_triangular(system, value * strength[..., None] - remembered)
+    output = examples.read(query * grown, memory)
+    output = output + ((query @ key.swapaxes(-1, -2)) * left) @ change
     memory = examples.at_end(memory) * jnp.exp(since[..., -1])[..., None, None]
     kept = key * left[..., -1, :, None]
-    memory = memory + jnp.einsum("rhck,rhcv->rhkv", kept, change)
-    return output.swapaxes(1, 2), memory
+    return output, memory + kept.swapaxes(-1, -2) @ change
 
 
 @jax.custom_vjp
@@ -120,17 +117,33 @@ solve_unit_triangular.defvjp(_solve, _solve_backward)
 
 
 def _inverse(system):
-    """Inverts the blocks on the diagonal, each from its two halves."""
+    """Inverts blocks on the diagonal by substitution, larger ones from their halves."""
     length = system.shape[-1]
-    size = 1 << (length - 1).bit_length()
+    size = max(BLOCK, 1 << (length - 1).bit_length())
     lead, padding = system.shape[:-2], [(0, size - length)] * 2
     system = jnp.pad(system, [(0, 0)] * (system.ndim - 2) + padding)
-    inverse = jnp.ones((*lead, size, 1, 1))  # [..., blocks, width, width]
+    inverse = _invert_blocks(_diagonal(system, BLOCK))  # [..., blocks, width, width]
     while (width := inverse.shape[-1]) < size:
-        count = size // (2 * width)
-        blocks = system.reshape(*lead, count, 2, width, count, 2, width)
-        below = jnp.einsum("...iaib->...iab", blocks[..., 1, :, :, 0, :])
+        below = _diagonal(system, 2 * width)[..., width:, :width]
         upper, lower = inverse[..., ::2, :, :], inverse[..., 1::2, :, :]
         corner = -lower @ below @ upper
         inverse = jnp.block([[upper, jnp.zeros_like(upper)], [corner, lower]])
-    return inverse[..., 0, :length, :length]
+    return inverse.reshape(*lead, size, size)[..., :length, :length]
+
+
+def _diagonal(system, width):
+    """Returns the blocks on the diagonal, `[..., blocks, width, width]`."""
+    count = system.shape[-1] // width
+    blocks = system.reshape(*system.shape[:-2], count, width, count, width)
+    return jnp.einsum("...iaib->...iab", blocks)
+
+
+def _invert_blocks(blocks):
+    """Inverts small lower triangular blocks with ones on the diagonal, row by row."""
+    width = blocks.shape[-1]
+    rows = [jnp.broadcast_to(jnp.eye(width)[0], blocks.shape[:-1])]
+    for i in range(1, width):
+        # Sums are faster here than products of so small matrices.
+        known = sum(blocks[..., i, j, None] * row for j, row in enumerate(rows))
+        rows.append(jnp.eye(width)[i] - known)
+    return jnp.stack(rows, axis=-2)

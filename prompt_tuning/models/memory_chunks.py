@@ -13,6 +13,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from prompt_tuning.core.save_policies import MEMORY, named
+
+HIGHEST = jax.lax.Precision.HIGHEST
+FORGOTTEN = -128.0
+"""Logarithm of a decay that leaves nothing: its exponential is 0 in float32."""
+STEPS = 256
+"""Steps per unit of coarse logarithms: a sum of up to 512 of them is exact in float32,
+because none is below `FORGOTTEN`."""
 CHUNK = 64
 """Positions of a chunk; all pairs within one are computed together."""
 
@@ -40,12 +48,12 @@ class ChunkExamples(NamedTuple):
         cls,
         starts: Float[Array, "R n H K V"],
         examples: Int[Array, "R C"] | None,
-        previous: Int[Array, "R"],
+        previous: Int[Array, "R"] | None,
         length: int,
     ) -> "ChunkExamples":
         """Describes a chunk of `length` positions after the example `previous`."""
         together = jnp.tri(length, dtype=bool)[None]
-        if examples is None:
+        if examples is None or previous is None:
             return cls(starts, together, None, None)
         together &= examples[:, :, None] == examples[:, None, :]
         base = jax.nn.one_hot(jnp.maximum(examples - 1, 0), starts.shape[1])
@@ -62,31 +70,29 @@ class ChunkExamples(NamedTuple):
           their sum since the chunk or the example began; and the share of each
           position's update that is left at each later position.
         """
-        since = jnp.einsum("rhj,rij->rhi", decay, self.together.astype(jnp.float32))
-        # A difference of two sums would lose the digits of a small one.
-        length = decay.shape[-1]
-        later = jnp.tri(length, k=-1) * decay[..., None]  # [R, H, i, j], for i > j
-        apart = jnp.cumsum(later, axis=-2)
+        together = self.together.astype(jnp.float32)
+        decay = jnp.maximum(decay, FORGOTTEN)
+        coarse = jax.lax.stop_gradient(jnp.round(decay * STEPS) / STEPS)
+        parts = jnp.stack([coarse, decay - coarse])
+        sums = jnp.einsum("prhj,rij->prhi", parts, together, precision=HIGHEST)
+        since = sums[0] + sums[1]
+        # The coarse sums are exact, so a small difference loses no digits.
+        apart = sum(part[..., :, None] - part[..., None, :] for part in sums)
         left = jnp.exp(jnp.where(self.together[:, None], apart, -jnp.inf))
         return since, left
 
     def read(
-        self, x: Float[Array, "R G C K"], memory: Float[Array, "R H K V"]
+        self, x: Float[Array, "R H C K"], memory: Float[Array, "R H K V"]
     ) -> Float[Array, "R H C V"]:
         """Reads, with the keys `x`, what each position's example knew before the chunk.
 
-        The `G` rows of keys serve equal groups of heads; `memory` is the one before the
-        chunk.
+        `memory` is the one before the chunk.
         """
-        rows, groups, length, width = x.shape
-        values = memory.shape[-1]
-        split = memory.reshape(rows, groups, -1, width, values)
-        held = jnp.einsum("rgck,rghkv->rghcv", x, split)
-        if self.continues is not None and self.base is not None:
-            starts = self.starts.reshape(rows, -1, *split.shape[1:])
-            fresh = jnp.einsum("rgck,rnghkv,rcn->rghcv", x, starts, self.base)
-            held = jnp.where(self.continues[:, None, None, :, None], held, fresh)
-        return held.reshape(rows, -1, length, values)
+        held = x @ memory
+        if self.continues is None or self.base is None:
+            return held
+        fresh = jnp.einsum("rhck,rnhkv,rcn->rhcv", x, self.starts, self.base)
+        return jnp.where(self.continues[:, None, :, None], held, fresh)
 
     def at_end(self, memory: Float[Array, "R H K V"]) -> Float[Array, "R H K V"]:
         """Returns the memory with which the last position's example began the chunk."""
@@ -99,9 +105,10 @@ class ChunkExamples(NamedTuple):
 Step = Callable[[Array, Any], tuple[Array, Array]]
 """Takes the memory and the inputs of a position, each `[R, ...]`, in float32; returns
 the memory after it, and the output `[R, H, V]`."""
-Rule = Callable[[Any, Array, ChunkExamples], tuple[Array, Array]]
-"""Takes the inputs of a chunk, each `[R, C, ...]`, in float32, the memory before it and
-its examples; returns the output `[R, C, H, V]` and the memory after the chunk."""
+Rule = Callable[..., tuple[Array, Array]]
+"""Takes the inputs of a chunk, each `[R, H, C, ...]`, in float32, the memory before it,
+its examples and the rule's constants; returns the output `[R, H, C, V]` and the memory
+after the chunk."""
 
 
 def run_positions(
@@ -128,18 +135,24 @@ def run_chunks(
     starts: Float[Array, "R n H K V"],
     segments: Int[Array, "R T"] | None,
     chunk: int,
+    constants: Any = (),
 ) -> tuple[Float[Array, "R T H V"], Float[Array, "R H K V"]]:
     """Applies a rule chunk by chunk.
 
+    The backward pass keeps the inputs and the memory before each chunk, and recomputes
+    everything else, whatever the layer around it saves.
+
     Args:
       rule: the rule.
-      inputs: inputs of the positions, a tree of `[R, T, ...]`; a position with all
-        zeros leaves the memory unchanged.
+      inputs: inputs of the positions, a tree of `[R, T, H, ...]`, where `H` may also be
+        the number of groups of heads; a position with all zeros leaves the memory
+        unchanged.
       starts: memory before each row, or before each of the `n` examples of a packed
         row; with `n = 1`, the same for all examples.
       segments: example of each position, from 1, and 0 for padding; each example starts
         with its own memory. None if each row is one example.
       chunk: number of positions in a chunk.
+      constants: tree of arrays that the rule uses in every chunk.
 
     Returns:
       the output, and the memory after the last position.
@@ -155,20 +168,76 @@ def run_chunks(
         padded = jnp.pad(x, widths, mode=mode)
         return padded.reshape(rows, count, chunk, *x.shape[2:]).swapaxes(0, 1)
 
-    wide = jax.tree.map(lambda x: split(x.astype(jnp.float32)), inputs)
-    starts = starts.astype(jnp.float32)
-    numbers = None if segments is None else split(segments, "edge")
+    wide = jax.tree.map(lambda x: split(x.astype(jnp.float32)).swapaxes(2, 3), inputs)
+    examples, last = None, None
+    if segments is not None:
+        examples = split(segments, "edge")
+        # Before the first position there is no example, so all begin with their memory.
+        last = jnp.concatenate([jnp.full((1, rows), -1), examples[:-1, :, -1]])
+    numbers = ChunkNumbers(examples, last)
+    output, memory = _scan_chunks(
+        rule, wide, starts.astype(jnp.float32), constants, numbers
+    )
+    joined = jnp.moveaxis(output, (0, 3), (1, 2))  # [R, chunks, C, H, V]
+    joined = joined.reshape(rows, count * chunk, *joined.shape[3:])
+    return named(joined[:, :length], MEMORY), memory
 
-    @functools.partial(jax.checkpoint, prevent_cse=False)
-    def run(carry, chunk_inputs):
-        (memory, last_example), (of_chunk, numbers) = carry, chunk_inputs
-        examples = ChunkExamples.create(starts, numbers, last_example, chunk)
-        output, memory = rule(of_chunk, memory, examples)
-        last_example = last_example if numbers is None else numbers[:, -1]
-        return (memory, last_example), output
 
-    # Before the first position there is no example, so all begin with their memory.
-    last = jnp.full(rows, -1)
-    (memory, _), output = jax.lax.scan(run, (starts[:, 0], last), (wide, numbers))
-    joined = output.swapaxes(0, 1).reshape(rows, count * chunk, *output.shape[3:])
-    return joined[:, :length], memory
+class ChunkNumbers(NamedTuple):
+    """Numbers of the examples in the chunks of packed rows; both None in other rows.
+
+    Attributes:
+      examples: example of each position, `[chunks, R, C]`.
+      previous: example of the last position before each chunk, `[chunks, R]`.
+    """
+
+    examples: Int[Array, "chunks R C"] | None
+    previous: Int[Array, "chunks R"] | None
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _scan_chunks(rule, inputs, starts, constants, numbers):
+    """Scans over chunks; returns the outputs, stacked on them, and the last memory."""
+    (output, memory), _ = _scan_forward(rule, inputs, starts, constants, numbers)
+    return output, memory
+
+
+def _scan_forward(rule, inputs, starts, constants, numbers):
+    def run(memory, chunk):
+        output, after = _apply(rule, *chunk, memory, starts, constants)
+        return after, (output, memory)
+
+    memory, (output, before) = jax.lax.scan(run, starts[:, 0], (inputs, numbers))
+    kept = inputs, starts, constants, numbers, named(before, MEMORY)
+    return (output, memory), kept
+
+
+def _scan_backward(rule, kept, gradients):
+    inputs, starts, constants, numbers, before = kept
+    of_output, of_memory = gradients
+
+    def run(carry, chunk):
+        of_memory, of_others = carry
+        of_output, inputs, numbers, before = chunk
+
+        def function(inputs, memory, starts, constants):
+            return _apply(rule, inputs, numbers, memory, starts, constants)
+
+        _, pull = jax.vjp(function, inputs, before, starts, constants)
+        of_inputs, of_memory, *others = pull((of_output, of_memory))
+        return (of_memory, jax.tree.map(jnp.add, of_others, others)), of_inputs
+
+    zeros = jax.tree.map(jnp.zeros_like, [starts, constants])
+    (of_memory, (of_starts, of_constants)), of_inputs = jax.lax.scan(
+        run, (of_memory, zeros), (of_output, inputs, numbers, before), reverse=True
+    )
+    return of_inputs, of_starts.at[:, 0].add(of_memory), of_constants, None
+
+
+_scan_chunks.defvjp(_scan_forward, _scan_backward)
+
+
+def _apply(rule, inputs, numbers, memory, starts, constants):
+    length = jax.tree.leaves(inputs)[0].shape[2]
+    examples = ChunkExamples.create(starts, numbers.examples, numbers.previous, length)
+    return rule(inputs, memory, examples, *constants)

@@ -59,27 +59,28 @@ def chunked_scan(
     chunk: int = CHUNK,
 ) -> tuple[Float[Array, "R T H 1"], Float[Array, "R H K 1"]]:
     """Computes the rule chunk by chunk; takes the other arguments of `run_chunks`."""
+    return run_chunks(_run_chunk, inputs, starts, segments, chunk, (rates,))
 
-    def run_chunk(inputs, memory, examples):
-        new = None
-        if examples.continues is not None:
-            # The first position of an example continues what the example begins with.
-            alike = jnp.diagonal(examples.together, -1, 1, 2)  # [R, C - 1]
-            first = jnp.concatenate([~examples.continues[:, :1], ~alike], axis=1)
-            new = first.T, examples.base.swapaxes(0, 1)  # [C, R] and [C, R, n]
 
-        def step(memory, position):
-            inputs, new = position
-            if new is not None:
-                begun = jnp.einsum("rnhkv,rn->rhkv", examples.starts, new[1])
-                memory = jnp.where(new[0][:, None, None, None], begun, memory)
-            return _step(rates, memory, inputs)
+def _run_chunk(inputs, memory, examples, rates):
+    """Computes one chunk; see `memory_chunks.Rule`."""
+    new = None
+    if examples.continues is not None:
+        # The first position of an example continues what the example begins with.
+        alike = jnp.diagonal(examples.together, -1, 1, 2)  # [R, C - 1]
+        first = jnp.concatenate([~examples.continues[:, :1], ~alike], axis=1)
+        new = first.T, examples.base.swapaxes(0, 1)  # [C, R] and [C, R, n]
 
-        by_position = ScanInputs(*(x.swapaxes(0, 1) for x in inputs))
-        memory, output = jax.lax.scan(step, memory, (by_position, new))
-        return output.swapaxes(0, 1), memory
+    def step(memory, position):
+        inputs, new = position
+        if new is not None:
+            begun = jnp.einsum("rnhkv,rn->rhkv", examples.starts, new[1])
+            memory = jnp.where(new[0][:, None, None, None], begun, memory)
+        return _step(rates, memory, inputs)
 
-    return run_chunks(run_chunk, inputs, starts, segments, chunk)
+    by_position = ScanInputs(*(jnp.moveaxis(x, 2, 0) for x in inputs))
+    memory, output = jax.lax.scan(step, memory, (by_position, new))
+    return jnp.moveaxis(output, 0, 2), memory
 
 
 def _step(rates, memory, position):

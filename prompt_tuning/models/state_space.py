@@ -68,18 +68,16 @@ def chunked_states(
 
 def _run_chunk(inputs, memory, examples):
     """Computes one chunk; see `memory_chunks.Rule`."""
-    # [R, G, C, K] and [R, H, C, ...]
-    query, key, value, decay, step = (x.swapaxes(1, 2) for x in inputs)
-    rows, heads, length, width = value.shape
+    query, key, value, decay, step = inputs  # [R, G or H, C, ...]
+    heads, groups = value.shape[1], key.shape[1]
     since, left = examples.decays(decay)
     added = value * step[..., None]  # [R, H, C, V]
-    scores = jnp.einsum("rgik,rgjk->rgij", query, key)
-    seen = jnp.repeat(scores, heads // key.shape[1], axis=1) * left  # [R, H, C, C]
-    remembered = examples.read(query, memory) * jnp.exp(since)[..., None]
-    output = remembered + seen @ added
-    memory = examples.at_end(memory) * jnp.exp(since[..., -1])[..., None, None]
-    kept = (added * left[..., -1, :, None]).reshape(
-        rows, key.shape[1], -1, length, width
+    scores = query @ key.swapaxes(-1, -2)  # [R, G, C, C]
+    query, key, scores = (
+        jnp.repeat(x, heads // groups, axis=1) for x in (query, key, scores)
     )
-    change = jnp.einsum("rgck,rghcv->rghkv", key, kept)
-    return output.swapaxes(1, 2), memory + change.reshape(memory.shape)
+    output = examples.read(query * jnp.exp(since)[..., None], memory)
+    output = output + (scores * left) @ added
+    memory = examples.at_end(memory) * jnp.exp(since[..., -1])[..., None, None]
+    kept = key * left[..., -1, :, None]
+    return output, memory + kept.swapaxes(-1, -2) @ added

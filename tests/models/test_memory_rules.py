@@ -7,11 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from prompt_tuning.core.recomputation import checkpointed
+from prompt_tuning.core.save_policies import ALL_BUT_WEIGHTS
 from prompt_tuning.models.delta_rule import (
     DeltaInputs,
     chunked_delta,
     recurrent_delta,
 )
+from prompt_tuning.models.memory_chunks import ChunkExamples
 from prompt_tuning.models.selective_scan import (
     ScanInputs,
     chunked_scan,
@@ -119,6 +122,56 @@ def test_packed_examples_begin_with_their_own_memory(rule, own):
             np.testing.assert_allclose(output[row, first:stop], expected[0], atol=2e-5)
             if stop == 12:
                 np.testing.assert_allclose(memory[row], last[0], atol=1e-5)
+
+
+@pytest.mark.parametrize("rule", ["states", "scan"])
+def test_gradients_of_packed_examples_are_those_of_each_alone(rule):
+    drawn, recurrent, chunked = RULES[rule]
+    starts = normal(2, R, 2, H, K, memory_of(rule).shape[-1])
+    segments = jnp.array([[1] * 5 + [2] * 7] * R)
+
+    def packed(arguments):
+        inputs, starts, rates = arguments
+        extra = {"rates": rates} if rule == "scan" else {}
+        output, memory = chunked(inputs, starts, segments, chunk=4, **extra)
+        return (output**2).sum() + (memory**2).sum()
+
+    def alone(arguments):
+        inputs, starts, rates = arguments
+        extra = {"rates": rates} if rule == "scan" else {}
+        total = 0
+        for example, (first, stop) in enumerate([(0, 5), (5, 12)]):
+            part = jax.tree.map(lambda x, a=first, b=stop: x[:, a:b], inputs)
+            output, memory = recurrent(part, starts[:, example], **extra)
+            total += (output**2).sum()
+        return total + (memory**2).sum()
+
+    arguments = drawn(12), starts, RATES
+    gradients = (jax.jit(jax.grad(form))(arguments) for form in (packed, alone))
+    for one, other in zip(*map(jax.tree.leaves, gradients), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5 * max(1, np.abs(other).max()))
+
+
+def test_a_small_decay_after_large_ones_keeps_its_digits():
+    decay = np.full((R, 64, H), -90.0, np.float32)
+    decay[:, 32:] = -0.001 * np.arange(1, 33)[:, None]
+    left = np.exp(np.cumsum(decay[:, 33:].astype(np.float64), axis=1))
+    chunks = ChunkExamples.create(MEMORY[:, None], None, None, 64)
+    _, actual = chunks.decays(jnp.asarray(decay).swapaxes(1, 2))
+    np.testing.assert_allclose(actual[:, :, 33:, 32], left.swapaxes(1, 2), rtol=3e-7)
+
+
+def test_the_backward_pass_keeps_nothing_for_pairs_of_positions():
+    def run(inputs, memory):
+        return chunked_delta(inputs, memory[:, None], chunk=16)
+
+    _, pull = jax.vjp(
+        checkpointed(run, ALL_BUT_WEIGHTS, in_scan=True), delta(48), MEMORY
+    )
+    shapes = {x.shape for x in jax.tree.leaves(pull)}
+    assert not any(shape[-2:] == (16, 16) for shape in shapes)
+    # The memory before each of the three chunks is kept, so that no chunk runs twice.
+    assert (3, *MEMORY.shape) in shapes
 
 
 @pytest.mark.parametrize("rule", RULES)
