@@ -175,9 +175,10 @@ def run_chunks(
         # Before the first position there is no example, so all begin with their memory.
         last = jnp.concatenate([jnp.full((1, rows), -1), examples[:-1, :, -1]])
     numbers = ChunkNumbers(examples, last)
-    output, memory = _scan_chunks(
+    outputs: Any = _scan_chunks(
         rule, wide, starts.astype(jnp.float32), constants, numbers
     )
+    output, memory = outputs
     joined = jnp.moveaxis(output, (0, 3), (1, 2))  # [R, chunks, C, H, V]
     joined = joined.reshape(rows, count * chunk, *joined.shape[3:])
     return named(joined[:, :length], MEMORY), memory
@@ -204,7 +205,8 @@ def _scan_chunks(rule, inputs, starts, constants, numbers):
 
 def _scan_forward(rule, inputs, starts, constants, numbers):
     def run(memory, chunk):
-        output, after = _apply(rule, *chunk, memory, starts, constants)
+        inputs, numbers = chunk
+        output, after = _apply(rule, inputs, numbers, memory, starts, constants)
         return after, (output, memory)
 
     memory, (output, before) = jax.lax.scan(run, starts[:, 0], (inputs, numbers))
