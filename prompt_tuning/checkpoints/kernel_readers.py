@@ -109,12 +109,7 @@ def readers(
 ) -> Readers:
     """Yields the reader of a parameter, and of its scales if it is quantized.
 
-    Args:
-      path: path of the parameter.
-      abstract: shape and dtype of every parameter.
-      recipe: recipe of the parameter.
-      stored: stored tensors by name.
-      dtype: dtype of unquantized parameters; None for the leaf's.
+    `dtype` is that of unquantized parameters; None for the leaf's.
     """
     leaf = abstract[path]
     if not is_quantized(leaf):

@@ -26,12 +26,6 @@ Bounds = tuple[tuple[int, int], ...]
 class ScaledKernel(abc.ABC):
     """Reads a kernel `[L, in, out]` as integers with scales, both by blocks.
 
-    Args:
-      path: path of the parameter.
-      shape: shape of the weights.
-      recipe: recipe of the parameter.
-      stored: stored tensors by name.
-
     Raises:
       InputError: see `check_recipe`.
     """

@@ -316,14 +316,7 @@ def assemble_parts(
 
     The results are allocated once and filled layer by layer, cast while copying, so
     reading needs memory only for the blocks and for a block of one stored array.
-
-    Args:
-      path: path of the parameter, for messages.
-      shape: shape in the model.
-      dtype: dtype in the model.
-      recipe: recipe of the parameter.
-      stored: stored tensors by name.
-      parts: distinct blocks to read.
+    `parts` are distinct.
 
     Raises:
       InputError: see `check_recipe`.

@@ -16,12 +16,7 @@ from prompt_tuning.tuned.ensembles import EnsembleResult
 def comparison_table(
     results: Mapping[str, EvaluationResult], evaluation: Evaluation
 ) -> Table:
-    """Tabulates each metric of each system, over all examples and by category.
-
-    Args:
-      results: results by system name.
-      evaluation: settings of the bootstrap intervals.
-    """
+    """Tabulates each metric of each system, over all examples and by category."""
     table = Table("metric")
     alone = len(results) == 1
     for name in results:

@@ -28,13 +28,8 @@ def write_finished_page(
     """Writes the page about a run directory, and prints its path.
 
     The model is not opened, so a short run is not slowed down. A failure is only
-    reported, because the run itself has succeeded.
-
-    Args:
-      console: prints where the page is, or why there is none.
-      directory: directory of the run or the sweep; an older page is replaced.
-      members: directories of a sweep's members; those that were never saved are
-        skipped.
+    reported, because the run itself has succeeded. The page replaces an older
+    one; members that were never saved are skipped.
     """
     from prompt_tuning.cli.console import print_lines
     from prompt_tuning.config.config_values import CONFIG_FILE

@@ -191,9 +191,7 @@ def build_parser(
 ) -> argparse.ArgumentParser:
     """Builds the parser of all commands; unknown flags are errors.
 
-    Args:
-      commands: modules of the commands, by name; all of them by default.
-      chosen: the only command to add options for, which saves time; None for all.
+    With `chosen`, only that command gets its options, which saves time.
     """
     commands = load_commands() if commands is None else commands
     parser = OptionParser(

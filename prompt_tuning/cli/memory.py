@@ -222,13 +222,7 @@ def describe(
 def describe_types(
     estimate: "MemoryEstimate", rest: int, limit: int | None
 ) -> list[str]:
-    """Lists the memory that the run needs with each dtype of frozen weights.
-
-    Args:
-      estimate: the run.
-      rest: bytes of everything but the frozen weights.
-      limit: bytes of a device, if known.
-    """
+    """Lists the memory that the run needs with each dtype of frozen weights."""
     lines, largest = ["", "--parameter_dtype, as configured otherwise:"], None
     if estimate.published:
         lines[1] = "instead of the folder's own types, --parameter_dtype:"

@@ -34,10 +34,6 @@ CONSOLE_WIDTH = 120
 def print_pipeline(run: Run, picture: Path | None) -> None:
     """Prints the stages of a run, their timeline and its bubble.
 
-    Args:
-      run: the run.
-      picture: SVG file to draw the timeline to; None for none.
-
     Raises:
       InputError: if the run cannot be used, or has only one stage.
     """

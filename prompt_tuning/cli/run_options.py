@@ -139,11 +139,6 @@ def check_options(
 ) -> None:
     """Checks the options of a command that reads a run, before JAX is imported.
 
-    Args:
-      options: parsed options of the command.
-      trains: see `selected_run.read_run`.
-      varied: bindings of a member of a sweep.
-
     Raises:
       InputError: for missing or contradictory options, files that do not exist, and
         configs that cannot be parsed.
@@ -209,12 +204,8 @@ def given_config(
 ) -> OptionsConfig:
     """Returns the config of `--run`, of the gin files, or of the options alone.
 
-    Args:
-      options: parsed options of the command.
-      bindings: bindings in addition to the command line's.
-      directory: directory of the run, which overrides the config's.
-      trains: see `selected_run.read_run`.
-      steps: number of steps of the given epochs.
+    `directory` overrides the config's; `steps` is the number of steps of the given
+    epochs.
 
     Raises:
       InputError: if an option cannot be used.

@@ -86,10 +86,6 @@ def find_runs(folders: Sequence[Path]) -> Iterator[Path]:
 def describe(directory: Path, metric: str | None = None) -> tuple[str, str, str, str]:
     """Returns a run's model, methods, steps and best metric.
 
-    Args:
-      directory: run directory.
-      metric: metric to show; None for the run's.
-
     Raises:
       InputError: if the config or the log cannot be read.
     """

@@ -86,10 +86,8 @@ def add_values(
 ) -> None:
     """Adds options with a value.
 
-    Args:
-      group: group of options.
-      values: type, placeholder and help of each option, by name. The help states the
-        range of a number's type.
+    `values` has type, placeholder and help of each option, by name. The help states the
+    range of a number's type.
     """
     for name, (kind, metavar, text) in values.items():
         parse = numeric(kind) if get_origin(kind) is Annotated else kind
@@ -122,13 +120,6 @@ def read_sampling(
     logprobs: int | None = None,
 ) -> "Sampling":
     """Returns the settings that the options describe.
-
-    Args:
-      options: parsed options.
-      new_tokens: maximum number of new tokens.
-      ends: ids that end a row, in addition to the model's own.
-      n: number of samples; None for one.
-      logprobs: see `Sampling`.
 
     Raises:
       InputError: if an option cannot be used.

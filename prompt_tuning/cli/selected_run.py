@@ -46,14 +46,10 @@ def read_run(
 ) -> Run:
     """Reads the run of `--run`, of the gin files, or of the options alone.
 
-    With `--prompt`, the run reads texts as that prompt or adapter does.
-
-    Args:
-      options: parsed options of the command.
-      bindings: bindings in addition to the command line's.
-      directory: directory of the run, which overrides the config's.
-      trains: whether the command trains the run, or opens it as training does.
-      allow_unused: whether bindings may set parameters that the run does not use.
+    With `--prompt`, the run reads texts as that prompt or adapter does. `directory`
+    overrides the config's. With `trains`, the command trains the run, or opens it as
+    training does. With `allow_unused`, bindings may set parameters that the run does
+    not use.
 
     Raises:
       InputError: if the directory is not a run's, or the config cannot be used or
@@ -112,10 +108,6 @@ def _read_run(
 def check_rewards(run: Run, typed: Sequence[str] = ()) -> None:
     """Checks that no module is imported for a reward that only the config names.
 
-    Args:
-      run: the run.
-      typed: rewards that the user has named.
-
     Raises:
       InputError: with what to give.
     """
@@ -130,12 +122,7 @@ def check_rewards(run: Run, typed: Sequence[str] = ()) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class NextCommand:
-    """The command to use a run with after training, for its labels, texts or vectors.
-
-    Attributes:
-      command: name of the command.
-      arguments: its arguments after the run.
-    """
+    """The command to use a run with after training, for labels, texts or vectors."""
 
     command: str
     arguments: str

@@ -107,15 +107,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 class Outcome(NamedTuple):
-    """The result of a sweep.
-
-    Attributes:
-      sweep: the sweep.
-      result: result of the first member.
-      diverged: reason for each dropped member, by name.
-      summary: the comparison, which is also stored.
-      next_command: the command to use a member with.
-    """
+    """The result of a sweep."""
 
     sweep: "Sweep"
     result: "TrainingResult"
@@ -131,11 +123,8 @@ def train_members(
 ) -> Outcome:
     """Trains all members, and writes their comparison.
 
-    Args:
-      options: options of the command.
-      console: console for the report and the progress.
-      callbacks: functions called with a step and its logged metrics. If one returns
-        True, all members save and stop.
+    Callbacks are called with a step and its logged metrics. If one returns True, all
+    members save and stop.
     """
     from prompt_tuning.cli.console import print_lines
     from prompt_tuning.cli.selected_run import NextCommand, report_idle_devices

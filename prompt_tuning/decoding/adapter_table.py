@@ -173,10 +173,7 @@ def split_pages(
 ) -> list[tuple[KeyValues, int]]:
     """Splits keys and values `[L, G, 1, P, K]` into pages with their numbers of keys.
 
-    Args:
-      key_values: keys and values.
-      count: number of valid ones, which come first.
-      page: number of keys per page; the last page is padded with zeros.
+    The first `count` ones are valid; the last page is padded with zeros.
     """
     pages = []
     for first in range(0, count, page):

@@ -46,19 +46,8 @@ def continue_batch(
     """Generates up to `new_tokens` tokens for each row.
 
     Reads prompt and rows once (prefill), then generates one token per row and step
-    until every row has ended.
-
-    Args:
-      parameters: all parameters of the model by path.
-      tokens: rows, padded on the right; for an encoder-decoder the encoder's input.
-      lengths: number of real tokens per row.
-      choices: settings for each row's first token; see `first_choices`.
-      prompt_ids: prompt of each row; see `Batch`.
-      graph: structure of the model.
-      new_tokens: maximum number of new tokens.
-      needs: options that the rows use; none that counts tokens.
-      pad_id: token after the end of a row.
-      layout: layout of the parameters on a mesh; None for one device.
+    until every row has ended. Rows are padded on the right; for an encoder-decoder they
+    are the encoder's input. `needs` has no option that counts tokens.
 
     Returns:
       The new tokens, including the one that ends the row.

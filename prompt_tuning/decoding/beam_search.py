@@ -155,13 +155,6 @@ def search_beams(
 ) -> list[list[Completion]]:
     """Finds the most probable continuations of rows.
 
-    Args:
-      model: the model, with prompts and adapters if it has any.
-      parameters: all its parameters by path.
-      rows: token ids.
-      settings: settings of the search.
-      prompt_ids: prompt of each row if the model has more than one, else None.
-
     Returns:
       the continuations of each row, best first.
 

@@ -33,13 +33,9 @@ def continue_requests(
 ) -> Iterator[list[Completion]]:
     """Yields the completions of each request, in order.
 
-    Args:
-      requests: requests with ids; an engine reads them as slots become free.
-      model: the model with its own prompts and adapters.
-      parameters: all its parameters by path.
-      own: the engine's name for the model's own adapter; None if it has none.
-      engine: opens an engine with the adapters of all requests.
-      batch_size: number of rows per batch when there is no engine.
+    `own` is the engine's name for the model's own adapter; None if it has none.
+    `engine` opens an engine with the adapters of all requests; `batch_size` applies
+    when there is no engine.
 
     Raises:
       InputError: if a request cannot be continued, or needs an engine that the model

@@ -42,15 +42,9 @@ def continue_rows(
 ) -> list[list[int]]:
     """Continues every row; the result does not depend on how rows are batched.
 
-    Args:
-      model: the model that generates.
-      parameters: all parameters by path.
-      rows: token ids; without a prompt, each row needs at least one token.
-      sampling: how new tokens are chosen: greedily, or sampled with a temperature. Each
-        row samples as it would alone; equal rows sample differently.
-      batch_size: maximum number of rows that run together.
-      prompt_ids: prompt of each row if the model has more than one, else None.
-      on_batch: called with a number of rows when these have ended.
+    Without a prompt, each row needs at least one token. Each row samples as it would
+    alone; equal rows sample differently. `on_batch` is called with a number of rows
+    when these have ended.
 
     Returns:
       The new tokens of each row, without the one that ended it.

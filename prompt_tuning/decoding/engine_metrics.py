@@ -11,20 +11,9 @@ RECENT = 1024
 class EngineMetrics(NamedTuple):
     """A snapshot of an engine.
 
-    Attributes:
-      slots: number of slots.
-      active: number of slots with a row.
-      queued: number of rows waiting for a slot.
-      requests: number of requests submitted.
-      finished: number of rows that ended without being cancelled.
-      cancelled: number of cancelled rows.
-      given_tokens: number of tokens in submitted requests.
-      new_tokens: number of generated tokens.
-      tokens_per_second: generated tokens per second over the latest steps.
-      first_token_seconds: mean time from submission to the first token of the latest
-        rows; 0 before the first.
-      key_value_bytes: size of the keys and values of all slots, prompts and shared
-        texts.
+    `tokens_per_second` and `first_token_seconds` (from submission to the first token; 0
+    before the first) are means over the latest steps and rows. `key_value_bytes` is the
+    size of the keys and values of all slots, prompts and shared texts.
     """
 
     slots: int

@@ -28,11 +28,7 @@ BLOCK = 16
 class BlockScores(NamedTuple):
     """Scores of a block of tokens, each given the ones before it.
 
-    Attributes:
-      logprobs: log-probability of each token, `[N]`.
-      ranks: number of tokens that are at least as probable, `[N]`.
-      top_tokens: ids of the most probable tokens, `[N, k]`.
-      top_logprobs: their log-probabilities, `[N, k]`.
+    A token's rank is the number of tokens that are at least as probable.
     """
 
     logprobs: Float[Array, "N"]
@@ -59,16 +55,7 @@ def score_states(
     graph: nnx.GraphDef,
     top: int,
 ) -> BlockScores:
-    """Scores one token per state.
-
-    Args:
-      parameters: all parameters of the model by path.
-      states: states that predict the tokens.
-      tokens: the tokens, `[N]`.
-      entry: entry of their row in the adapter tables.
-      graph: structure of the model.
-      top: number of most probable tokens to return.
-    """
+    """Scores one token per state; `entry` is their row's in the adapter tables."""
     model = cast(LanguageModel, merge(graph, parameters))
     with row_entries(jnp.broadcast_to(jnp.asarray(entry), len(states))):
         logits = model.token_logits(states).astype(jnp.float32)
@@ -127,12 +114,8 @@ class GivenScores:
     ) -> None:
         """Scores the token after each token of a chunk.
 
-        Args:
-          given: all given tokens of the row.
-          start: index of the chunk's first token.
-          hidden: states of all chunks read together.
-          number: number of the row's chunk among them.
-          scorer: scores the tokens.
+        `hidden` has the states of all chunks read together, and `number` is the row's
+        chunk among them.
         """
         size = hidden.shape[1]
         end = min(start + size, len(given) - 1) + 1
@@ -148,11 +131,7 @@ class GivenScores:
     ) -> None:
         """Takes the scores of the tokens that this row shares with another one.
 
-        Args:
-          source: scores of the other row.
-          given: all given tokens of this row.
-          count: number of first tokens that the rows share; whole chunks.
-          scorer: scores the token after them.
+        They share the first `count` tokens, which are whole chunks.
         """
         for first, size, scores in source._blocks:
             if first < count:

@@ -80,10 +80,7 @@ def prompt_prefixes(
 ) -> tuple[PromptPrefixes, ...]:
     """Returns what precedes a row, for each prompt of a model.
 
-    Args:
-      model: the model with its prompts and adapters.
-      parameters: all its parameters by path.
-      path: where the adapter was read from; the file may be there. None for nowhere.
+    The file may be where the adapter was read from, `path`.
 
     Raises:
       InputError: if the file is damaged.

@@ -153,14 +153,7 @@ class Completion:
 
 @dataclasses.dataclass(frozen=True)
 class RequestHandle:
-    """A submitted request.
-
-    Attributes:
-      number: number of the request, from 0.
-      request: the request.
-      new_tokens: maximum number of new tokens per sample.
-      completions: finished samples, in the order in which they ended.
-    """
+    """A submitted request."""
 
     number: int
     request: Request

@@ -49,13 +49,8 @@ def fitting_tokens(
 ) -> int:
     """Returns the number of new tokens of a row that fits in a slot.
 
-    Args:
-      request: the row's request; `fits` allows fewer tokens than requested.
-      new: maximum number of new tokens.
-      given: number of tokens in the row.
-      adapter: adapter of the row.
-      prompt: what precedes the row.
-      limit: number of positions in a slot.
+    `request.fits` allows fewer tokens than the `new` requested ones; `limit` is the
+    number of positions in a slot.
 
     Raises:
       InputError: if the row and its new tokens do not fit in a slot and the model.

@@ -15,12 +15,7 @@ from jaxtyping import Float, UInt32
 def content_number(
     ids: Sequence[int], embeddings: Float[np.ndarray, "T D"] | None = None
 ) -> int:
-    """Hashes a row's content to a number below 2^32.
-
-    Args:
-      ids: token ids of the row.
-      embeddings: vectors read instead of token embeddings, if any.
-    """
+    """Hashes a row's content to a number below 2^32."""
     content = np.asarray(ids, np.int64).tobytes()
     if embeddings is not None:
         content += np.ascontiguousarray(embeddings, np.float32).tobytes()

@@ -146,10 +146,7 @@ class RowProgress:
     def add(self, token: int, chosen: Chosen | None, slot: int) -> Piece:
         """Adds a token, and ends the row if the token ends it.
 
-        Args:
-          token: the token.
-          chosen: arrays of the step, on the host; None for a guessed token.
-          slot: index of the row in them.
+        `chosen` has the arrays of the step, on the host; None for a guessed token.
         """
         if self.mask is not None and not self.mask.check(token):
             return self._end("failed")
@@ -297,12 +294,8 @@ def row_choices(
 ) -> RowChoices:
     """Returns the settings of all slots as arrays; neutral where no row is active.
 
-    Args:
-      count: number of slots.
-      active: the rows, at least one.
-      needs: options of the program that reads them.
-      wide: whether the arrays have room for more end tokens than rows usually have, so
-        that clients who set many do not cause another compilation.
+    With `wide`, the arrays have room for more end tokens than rows usually have, so
+    that clients who set many do not cause another compilation.
     """
     ends = max(len(row.ends) for _, row in active)
     choices = _neutral(count, max(ends, WIDE) if wide else ends)
@@ -330,11 +323,7 @@ def first_choices(
 ) -> RowChoices:
     """Returns the settings of rows before their first new token, as arrays.
 
-    Args:
-      sampling: settings of all rows.
-      ends: ids that end a row.
-      samples: sample number of each row.
-      contents: content hash of each row; None if nothing is sampled.
+    `contents` has the content hash of each row; None if nothing is sampled.
     """
     count = len(samples)
     choices = _neutral(count, len(ends))

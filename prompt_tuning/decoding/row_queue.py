@@ -13,10 +13,6 @@ class RowQueue(FairQueue[RowProgress]):
     """A queue in which clients take turns and some slots are reserved for short rows.
 
     A short row therefore never waits for a long one to end.
-
-    Args:
-      slots: number of slots.
-      kept: number of slots that long rows may not take.
     """
 
     def __init__(self, slots: int, kept: int):

@@ -18,11 +18,7 @@ TextKey = tuple[str | None, int | None, tuple[int, ...]]
 
 
 class SharedTexts:
-    """The most recently used shared texts.
-
-    Args:
-      page: number of keys per page.
-    """
+    """The most recently used shared texts."""
 
     def __init__(self, page: int):
         self._page = page

@@ -35,17 +35,8 @@ def continue_in_slots(
 ) -> Iterator[tuple[int, list[int]]]:
     """Continues rows, and yields the number and new tokens of each as it ends.
 
-    Args:
-      model: the model, with its prompts and adapters.
-      parameters: all its parameters by path.
-      rows: token ids of all rows.
-      numbers: indices of the rows to continue.
-      length: maximum number of tokens of these rows.
-      sampling: how new tokens are chosen.
-      samples: sample number of each row; see `repetitions`.
-      slots: maximum number of rows that run together.
-      prompt_ids: prompt of each row if the model has more than one, else None.
-      on_ended: called with a number of rows when these have ended.
+    `numbers` are the indices of the rows to continue, which have at most `length`
+    tokens. `on_ended` is called with a number of rows when these have ended.
     """
     order = list(numbers)
     if prompt_ids is not None:

@@ -167,10 +167,7 @@ class SlotReader:
     def read_texts(self, rows: Sequence[RowProgress | None], more: bool) -> None:
         """Reads chunks of texts; only a few while other rows wait for their step.
 
-        Args:
-          rows: the row in each slot.
-          more: whether more rows wait for a slot, so that reading only a few rows can
-            wait for them.
+        With `more` rows waiting for a slot, reading only a few rows can wait for them.
         """
         generates = any(row is not None and row.ready for row in rows)
         for _ in range(CHUNKS_PER_STEP if generates else self._count):

@@ -120,12 +120,7 @@ class Slots:
     ) -> "Slots":
         """Returns empty slots.
 
-        Args:
-          config: config of the model.
-          count: number of slots.
-          length: number of columns per slot, and per encoder output.
-          chunk: number of tokens of a row that are read in one go; divides `length`.
-          compressed: whether keys and values are compressed, as in `LatentAttention`.
+        `chunk` divides `length`; `compressed` is for `LatentAttention`.
         """
         zeros = functools.partial(
             BlockKeyValues.zeros, config, count, compressed=compressed
@@ -159,13 +154,7 @@ class Slots:
 
 @functools.partial(WeightedJit, static_argnames="graph")
 def expand_slots(parameters: Parameters, slots: Slots, *, graph: nnx.GraphDef) -> Slots:
-    """Expands compressed keys and values of rows to all heads.
-
-    Args:
-      parameters: parameters of the frozen model by path.
-      slots: all slots.
-      graph: structure of the frozen model.
-    """
+    """Expands compressed keys and values of rows to all heads."""
     decoder = cast(DecoderOnly, merge(graph, parameters)).decoder
     expanded = [decoder.expanded(section.stacked()) for section in slots.own]
     own = [BlockKeyValues(*map(BlockArrays.of, section)) for section in expanded]

@@ -89,16 +89,8 @@ def read_tokens(
 ) -> Slots:
     """Reads one token in each active slot.
 
-    Args:
-      parameters: all parameters of the model, and the adapter tables, by path; a
-        block's kernels may be `BlockArrays`.
-      slots: all slots; donated.
-      tokens: next token of each row, `[B]`.
-      rows: state of each row.
-      pages: the pages that any row sees.
-      graph: structure of the model.
-      sections: number of sections that hold all keys of the active rows, including the
-        new ones.
+    `slots` is donated. A block's kernels may be `BlockArrays`. `sections` hold all keys
+    of the active rows, including the new ones.
     """
     update_status(f"compiling the generation ({len(rows.written)} rows)")
     model = cast(LanguageModel, merge(graph, parameters))
@@ -128,16 +120,8 @@ def read_guesses(
 
     Greedy speculative decoding (Leviathan et al. 2023, section 2): a guess is right if
     it is the most probable token after the ones before it, and these are all right.
-
-    Args:
-      parameters: as in `read_tokens`.
-      slots: all slots; donated.
-      tokens: next token of each row and its guesses, `[B, W]`, padded.
-      counts: number of valid tokens per row, `[B]`.
-      rows: state of each row.
-      pages: the pages that any row sees.
-      graph: structure of the model.
-      sections: as in `read_tokens`.
+    `tokens` are the next token of each row and its guesses, `[B, W]`, padded; `counts`
+    of them are valid. See `read_tokens` for the other arguments.
 
     Returns:
       the slots, and the number of right guesses per row.
@@ -266,19 +250,10 @@ def read_chunks(
 ) -> tuple[Slots, Float[Array, "R C D"]]:
     """Reads the next chunk of each row's text into its slot.
 
-    Args:
-      parameters: as in `read_tokens`.
-      slots: all slots; donated.
-      numbers: slot of each row, `[R]`; a row may be repeated.
-      tokens: the chunks, `[R, C]`, padded; or their vectors, `[R, C, D]`.
-      counts: number of real tokens per chunk.
-      rows: state of each row.
-      pages: the pages that any row sees.
-      starts: states of the recurrent layers after each row's prompt; None without such
-        layers.
-      graph: structure of the model.
-      sections: number of sections that hold all keys of these rows, including the new
-        ones.
+    `numbers` has the slot of each row, `[R]`; a row may be repeated. The chunks are
+    padded; instead of tokens they may be vectors, `[R, C, D]`. `starts` has the
+    states of the recurrent layers after each row's prompt. See `read_tokens` for the
+    other arguments.
 
     Returns:
       the slots, and the state after each token.
@@ -327,14 +302,9 @@ def read_page(
 ) -> tuple[Page, RecurrentState | None]:
     """Reads a part of a shared text into a page.
 
-    Args:
-      parameters: as in `read_tokens`.
-      tokens: the part, `[1, page]`, padded.
-      count: number of real tokens in it, `[1]`.
-      row: `first` is the position of its first token, `visible` what it sees.
-      pages: the pages before it.
-      state: state of the recurrent layers after these, or None.
-      graph: structure of the model.
+    The part, `[1, page]`, is padded. `row.first` is the position of its first token,
+    and `row.visible` what it sees of `pages`. `state` is that of the recurrent layers
+    after these.
 
     Returns:
       the page, and the state after it; None without recurrent layers.

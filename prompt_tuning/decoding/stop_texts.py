@@ -23,9 +23,6 @@ class StopSearch:
     """Searches for stop texts in characters that arrive in pieces.
 
     The time per character does not depend on the lengths of the stop texts.
-
-    Args:
-      stops: the stop texts.
     """
 
     def __init__(self, stops: Sequence[str]):

@@ -57,10 +57,7 @@ def forbid(
 ) -> Float[Array, "B V"]:
     """Sets listed tokens to -inf in marked rows.
 
-    Args:
-      logits: scores.
-      tokens: ids `[B, E]`, padded with `NO_TOKEN`.
-      applies: marks the rows, `[B]`.
+    `tokens` are ids `[B, E]`, padded with `NO_TOKEN`; `applies` marks the rows, `[B]`.
     """
     columns = jnp.where(jnp.asarray(tokens) >= 0, tokens, logits.shape[1])
     rows = jnp.arange(len(logits))[:, None]
@@ -287,14 +284,8 @@ def choose_tokens(
 ) -> Chosen:
     """Chooses a token for each row, in the order of transformers' processors.
 
-    Args:
-      logits: scores of the model.
-      choices: settings of each row.
-      vocabulary: numbers per token; None if no row needs them.
-      needs: options that any row uses.
-      process: the user's function, applied first; None for none.
-      tempered: whether log-probabilities are those of the logits divided by the
-        temperature.
+    `process` is the user's function, applied first. With `tempered`, log-probabilities
+    are those of the logits divided by the temperature.
     """
     changed = logits if process is None else process(logits, choices)
     if needs.penalized:

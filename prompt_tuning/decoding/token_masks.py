@@ -147,8 +147,7 @@ class _Vocabulary:
 class MaskReader:
     """Compiles the constraints of requests for a model.
 
-    Args:
-      model: the model; its vocabulary is read when first needed.
+    The model's vocabulary is read when first needed.
     """
 
     def __init__(self, model: PromptedModel):

@@ -38,16 +38,8 @@ def read_whole_rows(
     """Reads whole rows into their slots, with the model that has their adapter.
 
     Needed for rows of encoder-decoders, rows with a prompt inside the text, and rows
-    with bidirectional attention.
-
-    Args:
-      parameters: all parameters of the model with its prompts and adapters, by path.
-      slots: all slots; donated.
-      numbers: slot of each row, `[R]`; a row may be repeated.
-      tokens: the rows, `[R, T]`, padded.
-      lengths: number of real tokens per row, `[R]`.
-      prompt_ids: prompt number of each row, `[R]`, or None.
-      graph: structure of that model.
+    with bidirectional attention. `slots` is donated; a row may be repeated; `tokens`
+    are padded to `T`. `graph` and `parameters` include the prompts and adapters.
 
     Returns:
       the slots, the number of keys written per row, and the position of its first key.

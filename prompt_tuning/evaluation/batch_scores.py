@@ -65,15 +65,7 @@ def score_rows(
     parameters: Parameters,
     batch: Batch | LabelBatch,
 ) -> Scores:
-    """Computes a function of a batch; each device computes its own rows.
-
-    Args:
-      function: `token_losses` or `label_nll` of `models.scoring`.
-      graph: structure of the model.
-      layout: layout of the parameters on a mesh; None for one device.
-      parameters: all parameters of the model.
-      batch: one batch, without an accumulation axis.
-    """
+    """Computes a function of a batch; each device computes its own rows."""
     return _JIT.given(parameters)(function, graph, layout, parameters, batch)
 
 

@@ -66,12 +66,8 @@ Rows = list[list[int]]
 class _Rows(NamedTuple):
     """Tokens of all examples.
 
-    Attributes:
-      given: input of each example, to be continued.
-      completions: completion of each, without an end token.
-      prompt_ids: prompt of each; None if the data does not select one.
-      places: positions of each completion among the learned tokens; None if the input
-        was cut, because the losses then belong to another input.
+    `places` are the positions of each completion among the learned tokens; None if the
+    input was cut, because the losses then belong to another input.
     """
 
     given: Rows

@@ -113,17 +113,8 @@ def exact_matches(
     """Finds the completions that greedy decoding generates token for token.
 
     Tokens whose scores differ only by rounding may be ordered differently than in
-    step-by-step decoding.
-
-    Args:
-      model: the model that would generate.
-      parameters: all parameters by path.
-      given: token ids of each example's input.
-      completions: token ids of each example's completion, without an end token.
-      new_tokens: maximum number of generated tokens; a longer completion never matches,
-        and one of this length needs no end.
-      batch_size: maximum number of examples per batch.
-      prompt_ids: prompt of each example if the model has more than one, else None.
+    step-by-step decoding. Completions are without an end token; one that is longer than
+    `new_tokens` never matches, and one of this length needs no end.
 
     Raises:
       InputError: as `check_prompt_ids`.

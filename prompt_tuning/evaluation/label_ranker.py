@@ -90,11 +90,7 @@ class LabelRanker:
     ) -> Ranking:
         """Computes the cost of each label for each row.
 
-        Args:
-          parameters: all parameters by path.
-          rows: token ids of the inputs.
-          prompt_ids: prompt of each row if the model has more than one, else None.
-          on_batch: called after each batch with its number of (input, label) rows.
+        `on_batch` is called after each batch with its number of (input, label) rows.
         """
         nats = self._nats(parameters, rows, prompt_ids, on_batch)
         if not self._content_free:

@@ -172,11 +172,6 @@ def intervals(
     with the same number of examples share the draws, also across calls with the same
     seed.
 
-    Args:
-      metrics: metrics, each of any number of examples.
-      resamples: number of data sets drawn with replacement, of the original size.
-      seed: seed of the draws.
-
     Returns:
       both ends of each interval; nan if the metric is undefined in every data set.
     """

@@ -27,13 +27,8 @@ METRICS = ("preference_loss", "preference_accuracy", "preference_margin")
 class PreferenceMeasure:
     """An objective of judged answers, measured on held-out ones.
 
-    Args:
-      model: the model.
-      data: source of the answers.
-      examples: the answers.
-      objective: the objective.
-      precompute: given all parameters, adds to the answers what the objective reads
-        from a reference model; None if it reads nothing.
+    `precompute`, given all parameters, adds to the answers what the objective reads
+    from a reference model; None if it reads nothing.
 
     Attributes:
       examples: the answers.

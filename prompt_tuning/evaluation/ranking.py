@@ -41,18 +41,9 @@ def label_nats(
 ) -> Float[np.ndarray, "n C"]:
     """Computes the cost in nats of each label for each example; the lowest wins.
 
-    Args:
-      model: the model that scores the labels.
-      parameters: all parameters by path.
-      given: token ids of each example's input.
-      labels: token ids of the `C` labels.
-      add_eos: whether to count the end-of-sequence token, which distinguishes a label
-        from a longer one that starts with it.
-      length_normalize: whether the cost is the mean over a label's tokens instead of
-        the sum.
-      batch_size: as in `candidate_nats`.
-      prompt_ids: prompt of each example if the model has more than one, else None.
-      on_batch: called after each batch with its number of (example, label) rows.
+    `add_eos` counts the end-of-sequence token, which distinguishes a label from a
+    longer one that starts with it. `length_normalize` takes the mean over a label's
+    tokens instead of the sum. See `candidate_nats` for batches.
 
     Raises:
       InputError: as `check_prompt_ids`.
@@ -83,18 +74,10 @@ def candidate_nats(
 ) -> Float[np.ndarray, "n C"]:
     """Computes the summed cost in nats of each candidate of each example.
 
-    Each input is read once, and its candidates attend to it.
-
-    Args:
-      model: the model that scores the candidates.
-      parameters: all parameters by path.
-      given: token ids of each example's input.
-      candidates: token ids of each example's `C` candidates, end tokens included.
-      batch_size: maximum number of examples per batch. A batch has fewer if all their
-        candidates would take more tokens than `batch_size` rows with one candidate
-        each.
-      prompt_ids: prompt of each example if the model has more than one, else None.
-      on_batch: called after each batch with its number of candidates.
+    Each input is read once, and its candidates attend to it. Candidates include their
+    end tokens. A batch has fewer than `batch_size` examples if all their candidates
+    would take more tokens than `batch_size` rows with one candidate each. `on_batch` is
+    called with its number of candidates.
 
     Raises:
       InputError: as `check_prompt_ids`.
@@ -239,12 +222,7 @@ def build_candidates(
 ) -> ClassExamples:
     """Combines every example with each label.
 
-    Args:
-      model: the model that scores the labels.
-      data: settings that the examples were read with.
-      examples: examples with labels as completions.
-      labels: verbalizers.
-      share: whether the model can read an example once for all labels.
+    `share` tells whether the model can read an example once for all labels.
 
     Raises:
       InputError: if a label has no tokens, an example's completion is not a label, or

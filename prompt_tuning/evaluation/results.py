@@ -18,13 +18,7 @@ from prompt_tuning.evaluation.token_outcomes import TokenOutcomes
 
 @dataclasses.dataclass(frozen=True)
 class AnswerTexts:
-    """Inputs and answers of all examples, as texts.
-
-    Attributes:
-      given: input of each example.
-      expected: completion of each example.
-      generated: generated text for each; None if nothing was generated.
-    """
+    """Inputs and answers of all examples, as texts."""
 
     given: Sequence[str]
     expected: Sequence[str]

@@ -44,11 +44,6 @@ def open_texts(
 class RetrievalEvaluator(Evaluator):
     """Ranks all distinct texts of held-out records for each query, by cosine.
 
-    Args:
-      model: the model.
-      evaluation: settings of the evaluation.
-      objective: the objective that the vectors were trained with.
-
     Raises:
       InputError: if the files cannot be used, or the evaluation requests other metrics.
     """

@@ -33,12 +33,7 @@ Tags = Sequence[Sequence[str]]
 
 
 class TagAnswers(NamedTuple):
-    """The tags that a model assigns to the words of each example.
-
-    Attributes:
-      tags: the most probable tag of each learned word.
-      probabilities: its probability, `[w]` for each example.
-    """
+    """The tags that a model assigns to the words of each example."""
 
     tags: Tags
     probabilities: Sequence[Float[np.ndarray, "w"]]
@@ -78,14 +73,7 @@ class TagMeasure:
 def tag_words(
     model: PromptedModel, parameters: Parameters, examples: Examples, plan: BatchPlan
 ) -> TagAnswers:
-    """Finds the most probable tag of each learned word.
-
-    Args:
-      model: a model with a token classification head.
-      parameters: all parameters in memory, by path.
-      examples: the examples.
-      plan: one pass over them.
-    """
+    """Finds the most probable tag of each learned word."""
     arguments = model, parameters, examples, plan, tag_nll
     _, *nats = learned_values(*arguments, lambda nll: list(np.moveaxis(nll, -1, 0)))
     costs = np.stack(nats)  # [C, t]
@@ -112,10 +100,6 @@ def entity_metrics(gold: Tags, answered: Tags) -> dict[str, MetricSums]:
     """Computes precision, recall and F1 over the entities of all examples.
 
     They are 0 where the divisor is 0.
-
-    Args:
-      gold: right tags of each example.
-      answered: answered tags of each.
     """
     rows = np.zeros((len(gold), 3))  # right, answered and expected entities
     for row, pair in zip(rows, zip(answered, gold, strict=True), strict=True):

@@ -117,15 +117,7 @@ def measure_tokens(
     plan: BatchPlan,
     measure: TokenMeasure = token_losses,
 ) -> TokenOutcomes:
-    """Computes the loss of every example once.
-
-    Args:
-      model: the model to evaluate.
-      parameters: all parameters in memory, by path.
-      examples: examples of the plan.
-      plan: one pass over all examples.
-      measure: result of `token_measure`.
-    """
+    """Computes the loss of every example once."""
     # Weight, nats, correctness and objective of all learned tokens, [k, t].
     values = learned_values(
         model, parameters, examples, plan, measure, lambda losses: list(losses)

@@ -132,12 +132,6 @@ def class_fields(
 ) -> dict[str, Any]:
     """Returns the fields of a model with a class head; none for any other model.
 
-    Args:
-      settings: settings in `config.json`.
-      fields: fields of the language model.
-      stored: stored tensors.
-      layers: the family's class head.
-
     Raises:
       InputError: for an unknown problem, or names that do not fit.
     """

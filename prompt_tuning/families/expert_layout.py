@@ -94,12 +94,8 @@ def separate_experts(
 ) -> dict[str, Recipe]:
     """Returns the recipes of routers, and of experts that are stored separately.
 
-    Args:
-      config: config of the model.
-      prefix: prefix of names of layers.
-      block: module of the router and the experts.
-      router: module of the router within it.
-      parts: modules of an expert's projections; with two, there is no gate.
+    `block` is the module of the router and the experts within a layer, and `parts` the
+    modules of an expert's projections; with two, there is no gate.
     """
     pattern = f"{prefix}layers.{{}}.{block}."
     layers, count = layers_with(config, "mlp"), config.experts
@@ -192,12 +188,7 @@ def fused_experts(
 ) -> dict[str, Recipe]:
     """Returns the recipes of routers, and of experts that are stored in two tensors.
 
-    Args:
-      config: config of the model.
-      prefix: prefix of names of layers.
-      router: tensor of the router, within a layer.
-      inward: tensor of the gates, followed by the other inward projections.
-      outward: tensor of the outward projections.
+    The tensor `inward` has the gates, followed by the other inward projections.
     """
     tensors = {
         "router/kernel": (router, transpose),
@@ -215,14 +206,7 @@ def fused_experts(
 def turned_experts(
     config: ModelConfig, prefix: str, router: str, experts: str
 ) -> dict[str, Recipe]:
-    """Returns the recipes of routers, and of experts that are stored `[E, in, out]`.
-
-    Args:
-      config: config of the model.
-      prefix: prefix of names of layers.
-      router: module of the router, within a layer.
-      experts: module of the experts.
-    """
+    """Returns the recipes of routers, and of experts that are stored `[E, in, out]`."""
     both, width = 2 * config.feed_forward_width, config.width
     tensors = {
         "router/kernel": (f"{router}.weight", transpose),

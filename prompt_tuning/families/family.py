@@ -93,11 +93,8 @@ def projection_names(
 ) -> dict[str, tuple[str, Transform]]:
     """Returns the stored names of kernels, and of the biases that the config has.
 
-    Args:
-      config: config of the model.
-      modules: stored module of each projection, by our path.
-      fused: module and part of the projections that are stored together.
-      kernel: how a kernel in `modules` is stored.
+    `fused` has the module and part of projections that are stored together, `kernel`
+    tells how one in `modules` is stored.
     """
     parts: dict[str, tuple[str, Transform, Transform]] = {
         ours: (module, kernel, identity) for ours, module in modules.items()
@@ -145,11 +142,7 @@ def layer_recipes(
 ) -> dict[str, Recipe]:
     """Returns the recipes of the stacked parameters of all layers.
 
-    Args:
-      stack: "encoder" or "decoder".
-      pattern: prefix of the stored names, with `{}` for the layer's index.
-      layers: number of layers.
-      names: stored names within a layer.
+    `pattern` is the prefix of the stored names, with `{}` for the layer's index.
     """
     return {
         f"{stack}/layers/{path}": layered(pattern + name, layers, transform)
@@ -186,13 +179,8 @@ def decoder_recipes(
 ) -> dict[str, Recipe]:
     """Returns the recipes of a decoder-only model.
 
-    Args:
-      config: config of the model.
-      tables: stored name of each embedding table, by our path.
-      pattern: see `layer_recipes`.
-      names: see `layer_recipes`.
-      final_norm: stored module of the norm after the layers.
-      head: stored name of an untied head.
+    `tables` has the stored name of each embedding table, by our path. See
+    `layer_recipes` for `pattern` and `names`.
     """
     return {
         **{path: Recipe((name,)) for path, name in tables.items()},

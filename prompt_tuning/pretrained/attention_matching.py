@@ -125,12 +125,8 @@ def match_attention(
 ) -> Float[Array, "L 2 P G K"]:
     """Computes a prefix that reproduces the attention output of a text.
 
-    Args:
-      parameters: the frozen model's parameters by path; may include more.
-      text: keys and values of the text.
-      start: its tokens, and the number of windows to read again.
-      slots: number of slots `P` of the prefix.
-      config: config of the frozen model.
+    The prefix has `P = slots` slots; `start` has the text's tokens and the number of
+    windows to read again.
     """
     ids, width = np.array(start.tokens), _window(start, config)
     firsts = np.linspace(0, len(ids) - width, start.windows).astype(int)

@@ -40,12 +40,6 @@ def open_classes(
 ) -> tuple[ModelConfig, ClassRows]:
     """Replaces a model's output head by one that scores classes.
 
-    Args:
-      spec: the head.
-      config: config of the frozen model.
-      stored: stored tensors of its checkpoint.
-      key: random key of the run.
-
     Returns:
       the config of the model with the head, and the head at its initial values.
 
@@ -164,11 +158,6 @@ def _order(labels: Sequence[str], stored: Sequence[str]) -> list[int]:
 
 def check_head(spec: ClassHead | None, config: ModelConfig, weights: str) -> None:
     """Checks that a model has no class head, or that its weights are where it can.
-
-    Args:
-      spec: the head that a run trains, or None.
-      config: config of the checkpoint, which may have a class head itself.
-      weights: `Pretrained.weights`.
 
     Raises:
       InputError: if its weights are not on the device.

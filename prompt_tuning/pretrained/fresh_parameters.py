@@ -110,11 +110,7 @@ def complete_adapters(
 ) -> Parameters:
     """Computes the first values of adapters that depend on the frozen weights.
 
-    Args:
-      parameters: all parameters by path.
-      loras: the LoRAs by the path of the projection.
-      placement: placement of the parameters on a mesh; None on one device.
-      given: paths of parameters that the caller already has from elsewhere.
+    `given` are paths of parameters that the caller already has from elsewhere.
     """
     parameters = complete_magnitudes(parameters, loras, placement)
     parameters = complete_biases(parameters, placement)

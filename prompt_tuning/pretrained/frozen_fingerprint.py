@@ -30,12 +30,8 @@ def fingerprint(
 
     It covers every parameter's path, shape and dtype, and `samples` evenly spaced
     numbers from each, so it is fast even for large models. It does not depend on the
-    mesh: scales in codes count as the float32 scales that some meshes need.
-
-    Args:
-      frozen: frozen parameters.
-      placement: the parameters' shardings on a mesh; None on one device.
-      samples: how many values to read from each parameter.
+    mesh: scales in codes count as the float32 scales that some meshes need. `samples`
+    values are read from each parameter.
     """
     digest = hashlib.sha256()
     shapes = frozen if placement is None else placement.abstract

@@ -315,12 +315,6 @@ def open_pretrained(
     The only arrays read from the checkpoint are the rows of the embedding table that a
     prompt starts from.
 
-    Args:
-      source: the checkpoint and the dtypes to compute in.
-      tuning: prompts and adapters; None for the frozen model only.
-      key: random key of all fresh parameters.
-      mesh: shape of the mesh that shards the model; None for one device.
-
     Raises:
       InputError: if the checkpoint lacks something that the model needs, or the model
         cannot be sharded.

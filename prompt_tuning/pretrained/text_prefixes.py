@@ -36,12 +36,6 @@ def check_start(
 ) -> None:
     """Checks that the frozen model can compute the start of a prefix.
 
-    Args:
-      start: what to compute it from.
-      config: config of the frozen model.
-      weights: `Pretrained.weights`.
-      mesh: mesh that shards the model; None for one device.
-
     Raises:
       InputError: if it has an encoder or is one, its weights are not on the device, or
         the start needs another model.

@@ -23,13 +23,7 @@ BLOCK = 2**14
 
 
 class OpenedTokens(NamedTuple):
-    """A model's config and tokenizer with the tokens that a run trains.
-
-    Attributes:
-      config: config of the model with its new tokens.
-      tokenizer: tokenizer with them; None without a tokenizer.
-      rows: the rows at their initial values.
-    """
+    """A model's config and tokenizer with the tokens that a run trains."""
 
     config: ModelConfig
     tokenizer: Tokenizer | None
@@ -44,13 +38,6 @@ def open_tokens(
     stored: Mapping[str, StoredTensor],
 ) -> OpenedTokens:
     """Finds or adds the tokens, and reads the rows that they start from.
-
-    Args:
-      spec: the tokens.
-      config: config of the frozen model.
-      tokenizer: its tokenizer; None if it has none.
-      recipes: recipes of its parameters.
-      stored: stored tensors of its checkpoint.
 
     Raises:
       InputError: if a token cannot be added, or the model's tables cannot have separate

@@ -51,15 +51,6 @@ def open_rows(
 ) -> tuple[ModelConfig, Tokenizer | None, PromptPair]:
     """Adds the rows to the prompts of a run.
 
-    Args:
-      source: the checkpoint.
-      tuning: what the run trains.
-      started: its prompts.
-      opened: the result of `open_checkpoint`.
-      tokenizer: the checkpoint's tokenizer.
-      key: random key of the run.
-      on_mesh: whether the model is on a mesh.
-
     Returns:
       the model's config and tokenizer with new tokens and classes, and the prompts with
       the rows.

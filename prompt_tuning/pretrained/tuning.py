@@ -152,13 +152,8 @@ class Tuning:
 class PromptPair:
     """The prompt modules of a `Tuning`.
 
-    Attributes:
-      prompt: prompt of a decoder-only model, or of an encoder-decoder's encoder.
-      decoder_prompt: prompt of an encoder-decoder's decoder.
-      prefix_start: what to compute the values of `prompt` from; None if it starts as it
-        is.
-      tokens: trained rows of single tokens.
-      classes: trained class head.
+    `prefix_start` is what to compute the values of `prompt` from; None if it starts as
+    it is.
     """
 
     prompt: PromptModule | None = None

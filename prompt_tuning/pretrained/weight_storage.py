@@ -37,12 +37,6 @@ def check_location(
 ) -> None:
     """Checks that the other settings permit a location of weights.
 
-    Args:
-      weights: `Pretrained.weights`.
-      trained_weights: `Pretrained.trained_weights`.
-      on_mesh: whether the model is sharded over devices.
-      policies: rematerialization of each stack.
-
     Raises:
       InputError: names the setting to change.
     """

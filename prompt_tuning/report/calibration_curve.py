@@ -12,13 +12,7 @@ BINS = 10
 
 
 class CalibrationPoint(NamedTuple):
-    """A bin of examples with similar answer probabilities.
-
-    Attributes:
-      probability: mean probability of their answers.
-      accuracy: share of right answers.
-      count: number of examples.
-    """
+    """A bin of examples with similar answer probabilities."""
 
     probability: float
     accuracy: float

@@ -28,14 +28,7 @@ SHARES = (384, 192)
 
 @dataclasses.dataclass(frozen=True)
 class Axes:
-    """Maps steps and values to points of a picture.
-
-    Attributes:
-      last: the last step; the first is 0.
-      low: value at the bottom.
-      high: value at the top.
-      logarithmic: whether the vertical axis is logarithmic.
-    """
+    """Maps steps and values to points of a picture."""
 
     last: int
     low: float
@@ -88,12 +81,7 @@ def _round_numbers(low: float, high: float, count: int) -> list[float]:
 
 
 def draw_panel(panel: Panel, marks: Sequence[tuple[int, str]]) -> Markup:
-    """Draws a panel's curves.
-
-    Args:
-      panel: the curves.
-      marks: steps with a vertical line and its label.
-    """
+    """Draws a panel's curves. `marks` are steps with a vertical line and its label."""
     axes = Axes.around(panel)
     parts = [*_grid(axes), *_marks(axes, marks)]
     # Training curves are below held-out ones, which have fewer points.
@@ -202,9 +190,7 @@ def draw_shares(shares: Float[np.ndarray, "L P"]) -> Markup:
 def draw_calibration(points: Sequence[CalibrationPoint], color: int) -> Markup:
     """Draws accuracy (upwards) against the answer's probability, from 0 to 1.
 
-    Args:
-      points: the points of one system.
-      color: index of its color; colors repeat after `COLORS`.
+    Colors repeat after `COLORS`.
     """
     side, style = SQUARE - 2 * BOTTOM, f"c{color % COLORS}"
 

@@ -11,9 +11,6 @@ def differences_of_data(runs: Sequence[tuple[str, RecordedRun]]) -> list[str]:
     """Returns a warning for each kind of data that differs between runs.
 
     Files are the same if their contents are, whatever their names.
-
-    Args:
-      runs: name and record of each run.
     """
     warnings = []
     for scope, what, effect in (

@@ -27,12 +27,8 @@ LOG_RATIO = 50.0
 class Series(NamedTuple):
     """One curve.
 
-    Attributes:
-      run: index of the run.
-      kind: `TRAINING` or `HELD_OUT`.
-      steps: steps of the points to draw.
-      values: their values.
-      count: number of points in the log.
+    Its kind is `TRAINING` or `HELD_OUT`. `count` is the number of points in the log, of
+    which `steps` are drawn.
     """
 
     run: int
@@ -44,12 +40,7 @@ class Series(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Panel:
-    """Curves of one metric on one axis.
-
-    Attributes:
-      metric: name of the metric.
-      series: the curves.
-    """
+    """Curves of one metric on one axis."""
 
     metric: str
     series: Sequence[Series]
@@ -66,10 +57,6 @@ def thinned(curve: Curve, bins: int) -> Curve:
 
     The first and the last point are kept, too. No peak is lost, and every value is one
     of the curve's.
-
-    Args:
-      curve: steps in ascending order, and their values.
-      bins: number of bins.
     """
     steps, values = curve
     if len(steps) <= 2 * bins:

@@ -51,10 +51,8 @@ Prediction = Mapping[str, Any]
 class MeasuredVectors:
     """Prompt vectors at the input, compared with token embeddings.
 
-    Attributes:
-      norms: norm of each vector, `[P]`.
-      nearest: text and cosine of the nearest tokens of each vector.
-      similarities: cosines between the vectors, `[P, P]`.
+    `nearest` has the text and cosine of each vector's nearest tokens, `similarities`
+    the cosines between the vectors.
     """
 
     norms: Float[np.ndarray, "P"]
@@ -139,11 +137,6 @@ def measure_run(
     """Measures a run's best checkpoint and the frozen model on its held-out data.
 
     `prompt-tuning evaluate --baseline` prints the same numbers.
-
-    Args:
-      run: the run.
-      text_prompts: texts before the frozen model's input, each measured separately.
-      loaded: the run's model and its parameters, if already loaded.
 
     Returns:
       the measurement; None if the run has no held-out data.

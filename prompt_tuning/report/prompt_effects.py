@@ -80,11 +80,7 @@ def measure_effects(
 ) -> PromptEffects | str:
     """Measures the effect of each vector of a model's prompt.
 
-    Args:
-      model: the model.
-      parameters: all of its parameters.
-      examples: held-out examples; up to `MOST` of them are read.
-      data: settings of their batches.
+    At most `MOST` examples are read.
 
     Returns:
       the effects, or the reason why there are none.

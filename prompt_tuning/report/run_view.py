@@ -36,13 +36,7 @@ from prompt_tuning.version import __version__
 
 @dataclasses.dataclass(frozen=True)
 class ReportedRun:
-    """A run for a page.
-
-    Attributes:
-      name: short name among the runs.
-      recorded: content of its directory.
-      measured: measurement of its model; None for a page of the record alone.
-    """
+    """A run for a page."""
 
     name: str
     recorded: RecordedRun
@@ -56,14 +50,7 @@ class ReportedRun:
 
 @dataclasses.dataclass(frozen=True)
 class RunView:
-    """One run, prepared for the template.
-
-    Attributes:
-      run: the run.
-      findings: the checklist.
-      metric: the deciding metric; empty without a measurement.
-      samples: its samples; None without a measurement.
-    """
+    """One run, prepared for the template."""
 
     run: ReportedRun
     findings: Sequence[Finding]

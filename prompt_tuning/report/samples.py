@@ -71,11 +71,6 @@ def samples_of(measured: Measurement, metric: str, runs: int = 1) -> Samples:
 
     If there are too many for a page, evenly spaced ones in the order of their loss are
     shown: the best, the worst, and some in between.
-
-    Args:
-      measured: the measurement.
-      metric: metric that decides wins and losses.
-      runs: number of runs that share the page.
     """
     tuned, bare = next(iter(measured.results)), NO_PROMPT
     by_system: dict[str, dict[int, Any]] = {}

@@ -24,10 +24,6 @@ def learning_rate_curve(
     A step logged as `n` has taken the rate at `n - 1`, because schedules count from 0.
     Both lists are empty if the config has no rate, more than one, or a user-defined
     one.
-
-    Args:
-      values: values of the config by factory and parameter.
-      steps: the logged steps, from 1.
     """
     schedules = [name for name in SCHEDULES if name in values]
     numbers = {

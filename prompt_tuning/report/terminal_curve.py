@@ -14,11 +14,8 @@ def draw_curve(
 ) -> list[str]:
     """Draws a curve with connected points, so no peak is lost.
 
-    Args:
-      steps: steps of the points, ascending; at least one.
-      values: their values, all finite.
-      columns: width in characters, labels included.
-      rows: height in characters, without the line of steps.
+    Steps ascend; values are finite. `columns` include labels, `rows` exclude the line
+    of steps.
 
     Returns:
       `rows + 1` lines: the curve with its highest and lowest value, and its steps.

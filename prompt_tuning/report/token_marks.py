@@ -38,12 +38,7 @@ class MarkedToken(NamedTuple):
 
 
 class MarkedTokens(NamedTuple):
-    """The tokens of a sample: the end of a long input, and the start of the answer.
-
-    Attributes:
-      given: tokens of the input.
-      wanted: tokens of the completion.
-    """
+    """The tokens of a sample: the end of a long input, and the start of the answer."""
 
     given: list[MarkedToken]
     wanted: list[MarkedToken]
@@ -54,14 +49,7 @@ class MarkedTokens(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class TokenMarks:
-    """Reads the tokens of any measured example.
-
-    Attributes:
-      examples: the examples, as the tuned model reads them.
-      tokenizer: decodes their tokens.
-      tuned: losses of the tuned model.
-      bare: losses of the frozen model without a prompt, or None.
-    """
+    """Reads the tokens of any measured example."""
 
     examples: Examples
     tokenizer: Tokenizer

@@ -26,10 +26,7 @@ LARGEST_VALUE = 24
 class Axis(NamedTuple):
     """One of the parallel axes.
 
-    Attributes:
-      name: name of the setting or the metric.
-      places: position of each run's value, from 0 to 1; nan without one.
-      ticks: positions with their labels.
+    `places` has the position of each run's value, from 0 to 1; nan without one.
     """
 
     name: str
@@ -39,13 +36,7 @@ class Axis(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class ComparedSettings:
-    """Settings that differ between runs, and the metric to compare the runs by.
-
-    Attributes:
-      settings: result of `varied_settings`.
-      metric: name of the metric.
-      values: value of each run; nan without one.
-    """
+    """Settings that differ between runs, and the metric to compare the runs by."""
 
     settings: Mapping[str, Sequence[Any]]
     metric: str
@@ -107,13 +98,7 @@ def varied_settings(runs: Sequence[RecordedRun]) -> dict[str, list[Any]]:
 def parallel_axes(
     settings: Mapping[str, Sequence[Any]], metric: str, values: Sequence[float]
 ) -> list[Axis]:
-    """Returns an axis per setting, and a last one for the metric.
-
-    Args:
-      settings: result of `varied_settings`.
-      metric: name of the metric.
-      values: value of each run; nan without one.
-    """
+    """Returns an axis per setting, and a last one for the metric."""
     axes = [_axis(name, each) for name, each in settings.items()]
     measured = sorted({x for x in values if math.isfinite(x)})
     return [*axes, _numeric(metric, values, [measured[0], measured[-1]])]

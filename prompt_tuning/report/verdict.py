@@ -46,15 +46,7 @@ Outcome = Literal["better", "same", "worse", "unknown"]
 class Difference:
     """A metric of the tuned model, compared with another system.
 
-    Attributes:
-      metric: its name.
-      other: name of the other system.
-      tuned: value of the tuned model.
-      base: value of the other system.
-      gain: how much better the tuned model is; negative if it is worse.
-      low: lower end of the 95 % interval of the gain.
-      high: upper end.
-      count: number of examples.
+    `gain` is how much better the tuned model is, and `low` to `high` its 95 % interval.
     """
 
     metric: str
@@ -135,11 +127,7 @@ def compare(
 ) -> Difference:
     """Compares the tuned model with another system on the same examples.
 
-    Args:
-      measured: the measurement.
-      metric: name of the metric.
-      other: name of the other system.
-      category: category of the examples; empty for all of them.
+    `category` is empty for all examples.
     """
     first = measured.tuned.groups[category][metric]
     second = measured.results[other].groups[category][metric]

@@ -31,11 +31,7 @@ class Part(NamedTuple):
 
 
 class AnswerReader(abc.ABC):
-    """Splits the text of one answer into parts.
-
-    Args:
-      markers: texts that separate parts.
-    """
+    """Splits the text of one answer into parts."""
 
     def __init__(self, markers: Sequence[str]):
         self._markers = tuple(markers)
@@ -101,11 +97,8 @@ class AnswerReader(abc.ABC):
 class TaggedReader(AnswerReader):
     """Reads answers with tags around reasoning and calls.
 
-    Args:
-      thinking: tags before and after the reasoning; None for none.
-      opened: whether the text before the answer has opened the reasoning.
-      syntax: syntax of calls; None to read no calls.
-      schemas: argument schemas of the functions that may be called.
+    With `opened`, the text before the answer has opened the reasoning. Without
+    `syntax`, no calls are read.
     """
 
     def __init__(
@@ -198,11 +191,7 @@ ANALYSIS = "analysis"
 
 
 class HarmonyReader(AnswerReader):
-    """Reads gpt-oss's answers.
-
-    Args:
-      calls: whether to read calls; otherwise they are content.
-    """
+    """Reads gpt-oss's answers. Without `calls`, they are content."""
 
     def __init__(self, *, calls: bool):
         super().__init__(HARMONY)

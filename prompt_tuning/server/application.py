@@ -43,14 +43,7 @@ PAGE_HEADERS = {
 
 
 class ServerApplication:
-    """Answers OpenAI's requests.
-
-    Args:
-      models: the served models.
-      engine: engine that generates.
-      settings: settings of the server.
-      on_failure: called if the engine fails.
-    """
+    """Answers OpenAI's requests."""
 
     def __init__(
         self,

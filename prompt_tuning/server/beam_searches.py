@@ -14,11 +14,7 @@ from prompt_tuning.server.fair_workers import FairWorkers
 
 
 class BeamSearches:
-    """Searches row by row while the engine goes on.
-
-    Args:
-      queue_length: number of rows that may wait.
-    """
+    """Searches row by row while the engine goes on."""
 
     def __init__(self, queue_length: int):
         self._pool = FairWorkers("beam search", 1, queue_length)

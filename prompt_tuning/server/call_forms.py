@@ -16,12 +16,7 @@ Schemas = Mapping[str, Any]
 
 
 class Call(NamedTuple):
-    """A function call.
-
-    Attributes:
-      name: name of the function.
-      arguments: its arguments, a JSON object.
-    """
+    """A function call; its arguments are a JSON object."""
 
     name: str
     arguments: str

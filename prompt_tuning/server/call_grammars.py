@@ -101,11 +101,7 @@ def arguments_of(parameters: Mapping[str, Any]) -> list[tuple[str, Any, bool]]:
 
 
 class CallForm(abc.ABC):
-    """The form in which a call is written.
-
-    Args:
-      between: text between calls.
-    """
+    """The form in which a call is written."""
 
     def __init__(self, between: str = "\n"):
         self._between = between

@@ -11,11 +11,7 @@ FIELDS = {"content": "content", "reasoning": "reasoning_content"}
 
 
 class ChatMessage:
-    """An answer that arrives piece by piece.
-
-    Args:
-      syntax: how it is written.
-    """
+    """An answer that arrives piece by piece."""
 
     def __init__(self, syntax: ChatSyntax):
         self._syntax = syntax

@@ -88,11 +88,7 @@ def find_syntax(
 ) -> ChatSyntax:
     """Returns the syntax of the next answer.
 
-    Args:
-      template: text of the chat template.
-      tokenizer: tokenizer of the model.
-      ids: the conversation.
-      choice: the tools that the answer may call; None for none.
+    `ids` are the conversation; without `choice` the answer may not call a tool.
 
     Raises:
       InputError: if it may call tools, and the template uses an unsupported syntax for

@@ -34,14 +34,8 @@ Vector = Float[np.ndarray, "D"]
 class EmbeddingBody(NamedTuple):
     """Body of `/v1/embeddings`.
 
-    Attributes:
-      model: name of the model; None for the frozen one.
-      inputs: texts, or rows of token ids.
-      pooling: how the states of a text become its vector.
-      normalize: whether vectors are divided by their length.
-      packed: whether vectors are base64 of float32 numbers.
-      dimensions: number of dimensions that the client expects, or None.
-      prompt_id: number of the prompt, if the adapter has more than one.
+    `packed` vectors are base64 of float32 numbers; `dimensions` is the number that the
+    client expects.
     """
 
     model: str | None
@@ -54,14 +48,7 @@ class EmbeddingBody(NamedTuple):
 
 
 class EmbeddingRoutes:
-    """Answers requests for embeddings, one text after the other.
-
-    Args:
-      models: the served models.
-      limit: maximum number of tokens of a text.
-      bodies: reads bodies.
-      unknown: logs unknown request fields.
-    """
+    """Answers requests for embeddings, one text after the other."""
 
     def __init__(
         self,

@@ -22,10 +22,8 @@ PATIENCE = 1.0
 class EngineThread:
     """Runs an engine in a thread, for coroutines of one event loop.
 
-    Args:
-      engine: the engine; only this thread uses it from now on.
-      queue_length: number of rows that may wait for a slot.
-      on_failure: called in the event loop if the engine fails.
+    Only this thread uses the engine from now on; `on_failure` is called in the event
+    loop if the engine fails.
     """
 
     def __init__(
@@ -86,10 +84,6 @@ class EngineThread:
         self, requests: Sequence[Request], masks: Sequence[RowMask | None]
     ) -> "Generation":
         """Submits requests as one stream of pieces.
-
-        Args:
-          requests: requests of one client.
-          masks: result of `DecodingEngine.open_mask` for each.
 
         Raises:
           InputError: if one cannot be served; then none is submitted.

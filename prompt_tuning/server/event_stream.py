@@ -126,11 +126,7 @@ def check_completions(handles: Sequence[RequestHandle]) -> None:
 class EventStream(Response):
     """A stream of server-sent events, one per piece.
 
-    Args:
-      generation: source of the pieces.
-      form: format of the events.
-      usage: whether to end the stream with an event with token counts.
-      headers: additional headers.
+    With `usage`, it ends with an event with token counts.
     """
 
     media_type = "text/event-stream"

@@ -16,12 +16,8 @@ class FairWorkers:
     """Runs functions in a few threads; clients take turns.
 
     If the caller is cancelled, a waiting job never starts; a running one goes on and
-    occupies its thread until it ends.
-
-    Args:
-      name: what the jobs do, for messages and thread names.
-      workers: number of threads.
-      waiting: number of jobs that may wait; see `FairQueue.has_room`.
+    occupies its thread until it ends. At most `waiting` jobs wait; see
+    `FairQueue.has_room`.
     """
 
     def __init__(self, name: str, workers: int, waiting: int):

@@ -54,13 +54,7 @@ CLAMPED = "x-max-tokens-clamped"
 class GenerationRoutes:
     """Answers the requests that generate.
 
-    Args:
-      models: the served models.
-      engine: engine that generates.
-      settings: settings of the server.
-      thread: returns the engine's thread while the server runs.
-      bodies: reads bodies.
-      unknown: logs unknown request fields.
+    `thread` returns the engine's thread while the server runs.
     """
 
     def __init__(
@@ -250,15 +244,7 @@ class GenerationRoutes:
 
 
 class _Work(NamedTuple):
-    """A request that was read, with everything that needs no slot.
-
-    Attributes:
-      body: its body.
-      requests: the rows.
-      masks: results of `DecodingEngine.open_mask`.
-      form: format of the answer.
-      beams: settings of beam search, or None.
-    """
+    """A request that was read, with everything that needs no slot."""
 
     body: CommonBody
     requests: Sequence[Request]

@@ -31,13 +31,7 @@ from prompt_tuning.server.given_parts import (
 
 
 class AnswerFormat(abc.ABC):
-    """Formats the results of one request.
-
-    Args:
-      model: name of the model.
-      tokenizer: its tokenizer.
-      given: parts of the answer about the given tokens.
-    """
+    """Formats the results of one request."""
 
     prefix = ""
     whole = part = ""
@@ -189,14 +183,7 @@ class CompletionFormat(AnswerFormat):
 
 
 class ChatFormat(AnswerFormat):
-    """Answers of `/v1/chat/completions`.
-
-    Args:
-      model: name of the model.
-      tokenizer: its tokenizer.
-      syntax: how its answers are written.
-      given: parts of the answer about the given tokens.
-    """
+    """Answers of `/v1/chat/completions`."""
 
     prefix, whole, part = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
@@ -269,13 +256,7 @@ def usage(handles: Sequence[RequestHandle]) -> dict[str, int]:
 
 @dataclasses.dataclass(frozen=True)
 class ErrorAnswer:
-    """An error in OpenAI's form.
-
-    Attributes:
-      message: message.
-      kind: OpenAI's type.
-      status: HTTP status.
-    """
+    """An error in OpenAI's form."""
 
     message: str
     kind: str

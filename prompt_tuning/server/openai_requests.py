@@ -69,15 +69,8 @@ STREAM_CHANGING = {
 class CommonBody:
     """Fields that completions and conversations have in common.
 
-    Attributes:
-      model: name of the model; None for the frozen one.
-      prompt_id: number of the prompt, if the adapter has more than one.
-      sampling: how tokens are chosen.
-      stream: whether the answer is an event stream.
-      usage: whether the stream ends with token counts.
-      asked: maximum number of new tokens in the request, or None.
-      unknown: names of unknown fields.
-      given: parts of the answer about the given tokens.
+    `asked` is the maximum number of new tokens in the request. With `usage`, a stream
+    ends with token counts. `unknown` has the names of unknown fields.
     """
 
     model: str | None
@@ -94,11 +87,8 @@ class CommonBody:
 class CompletionBody(CommonBody):
     """Body of `/v1/completions`.
 
-    Attributes:
-      prompts: texts, or rows of token ids.
-      embeddings: rows of vectors to read instead of tokens; in the answer they come
-        before the prompts.
-      beams: settings of beam search; None to sample.
+    `embeddings` are rows of vectors to read instead of tokens; in the answer they come
+    before the prompts.
     """
 
     prompts: Sequence[str] | Sequence[Sequence[int]]
@@ -109,12 +99,7 @@ class CompletionBody(CommonBody):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ChatBody(CommonBody):
-    """Body of `/v1/chat/completions`.
-
-    Attributes:
-      conversation: the messages and the variables of the chat template.
-      tools: the tools that the answer may call; None for none.
-    """
+    """Body of `/v1/chat/completions`."""
 
     conversation: ChatRecord
     tools: ToolChoice | None
@@ -197,9 +182,7 @@ def read_beams(body: JsonObject) -> BeamSearch:
 def read_chat(body: JsonObject, room: int) -> ChatBody:
     """Reads the body of `/v1/chat/completions`.
 
-    Args:
-      body: the body.
-      room: number of positions in a slot; new tokens may take all of them.
+    New tokens may take all `room` positions of a slot.
 
     Raises:
       InputError: if a field is refused, or a value cannot be used.

@@ -129,10 +129,7 @@ def check_known(
 ) -> list[str]:
     """Checks for unsupported fields that would change the answer.
 
-    Args:
-      body: the body; null fields are accepted.
-      known: supported fields.
-      changing: fields that are accepted only with some values.
+    Null fields are accepted, and those of `changing` with some values.
 
     Returns:
       the unknown fields, each with a suggestion if a known name is similar.

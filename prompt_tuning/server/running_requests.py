@@ -16,9 +16,6 @@ from prompt_tuning.server.server_limits import RequestError
 class RunningRequests:
     """Passes requests on, and counts their answers by status.
 
-    Args:
-      app: application that answers requests.
-
     Attributes:
       statuses: number of answers by status.
     """

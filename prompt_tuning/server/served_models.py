@@ -35,10 +35,7 @@ PART = 2**14
 class ServedModels:
     """Model names, and how their texts are encoded.
 
-    Args:
-      texts: the frozen model and its adapters.
-      name: name of the frozen model.
-      loading: directory from which adapters may be loaded; None for none.
+    Adapters may be loaded from the directory `loading`, if there is one.
     """
 
     def __init__(self, texts: Texts, name: str, loading: Path | None = None):
@@ -183,11 +180,7 @@ class ServedModels:
     ) -> list[list[int]]:
         """Encodes texts as in the training of an adapter.
 
-        Args:
-          texts: the texts.
-          adapter: the adapter; None for the frozen model.
-          client: who sent them; clients take turns.
-          positions: maximum number of tokens of a text.
+        A text has at most `positions` tokens; clients take turns.
 
         Raises:
           InputError: if a text is too long, or cannot be encoded.
@@ -261,13 +254,7 @@ class ServedModels:
 
 
 class EncodedChat(NamedTuple):
-    """A conversation as a model reads it.
-
-    Attributes:
-      ids: the conversation and the beginning of its next answer.
-      ends: tokens that end the answer.
-      syntax: how the answer is written.
-    """
+    """A conversation as a model reads it."""
 
     ids: list[int]
     ends: tuple[int, ...]

@@ -72,12 +72,7 @@ class ServerSettings:
 
 
 class RequestError(Exception):
-    """An error with an HTTP status other than 400.
-
-    Attributes:
-      status: HTTP status.
-      kind: OpenAI's `type` of the error.
-    """
+    """An error with an HTTP status other than 400."""
 
     def __init__(self, message: str, status: int, kind: str = "invalid_request_error"):
         super().__init__(message)

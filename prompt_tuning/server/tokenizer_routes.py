@@ -20,14 +20,7 @@ DETOKENIZE = ("model", "tokens")
 
 
 class TokenizerRoutes:
-    """Answers requests about tokens.
-
-    Args:
-      models: the served models, which share one tokenizer.
-      limit: number of positions in a slot.
-      bodies: reads bodies.
-      unknown: logs unknown request fields.
-    """
+    """Answers requests about tokens."""
 
     def __init__(
         self,

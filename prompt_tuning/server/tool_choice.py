@@ -122,11 +122,8 @@ def calls_grammar(
 ) -> str:
     """Returns the grammar of an answer that calls a tool.
 
-    Args:
-      choice: the tools.
-      syntax: syntax of calls.
-      thinking: tags around reasoning that may precede them; None for none.
-      opened: whether the reasoning was opened before the answer.
+    `thinking` are tags around reasoning that may precede the calls, and may have been
+    opened before the answer.
 
     Raises:
       UnwritableError: if the syntax cannot express calls of one of the functions.

@@ -13,12 +13,8 @@ def completion_fields(
 ) -> dict[str, Any]:
     """Returns the completions of one text.
 
-    Args:
-      completions: its completions, best first.
-      tokenizer: names the tokens of log-probabilities.
-      single: whether one completion was requested. It has the fields `output`,
-        `finish_reason`, `input_tokens` and `output_tokens`; more than one are a list of
-        such objects, `outputs`.
+    With `single`, the fields are `output`, `finish_reason`, `input_tokens` and
+    `output_tokens`; otherwise there is a list of such objects, `outputs`.
     """
     several = [_fields(each, tokenizer) for each in completions]
     if single:

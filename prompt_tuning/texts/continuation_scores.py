@@ -50,13 +50,6 @@ def score_continuations(
     Rows of causal models are scored by an engine, which reads a common beginning of
     contexts once. Other rows are scored in batches, like labels in an evaluation.
 
-    Args:
-      texts: the model and its adapters.
-      pairs: contexts and continuations.
-      adapter: name of the adapter; see `Texts.find`.
-      prompt_id: number of the prompt, if the adapter has more than one.
-      batch_size: number of rows that are scored together.
-
     Raises:
       InputError: if a continuation has no token, or nothing precedes it.
     """

@@ -46,14 +46,7 @@ Advance = Callable[[int], None]
 
 @dataclasses.dataclass(frozen=True)
 class _Row:
-    """A line and its request.
-
-    Attributes:
-      line: the line.
-      input: its text or messages.
-      record: its other fields.
-      request: the request.
-    """
+    """A line and its request."""
 
     line: JsonLine
     input: Any
@@ -63,11 +56,6 @@ class _Row:
 
 class LineFile:
     """The lines of a file, and how to continue them.
-
-    Args:
-      texts: the model and its adapters.
-      settings: default settings of lines.
-      file: the file.
 
     Attributes:
       count: number of lines that are not empty.
@@ -101,11 +89,6 @@ class LineFile:
 
     def write(self, output: Path, advance: Advance, *, force: bool = False) -> int:
         """Writes the results of all lines to a file, or resumes an earlier command.
-
-        Args:
-          output: the file; see `resumable_lines`.
-          advance: called with the number of newly finished lines.
-          force: whether to start over and replace an existing file.
 
         Returns:
           the number of lines that an earlier command had finished.

@@ -14,12 +14,7 @@ from prompt_tuning.texts.texts import Texts
 
 
 class Session:
-    """Answers texts; in a conversation, each answer sees the earlier ones.
-
-    Args:
-      texts: the model and its adapters.
-      settings: how texts are continued; `chat` makes it a conversation.
-    """
+    """Answers texts; in a conversation, each answer sees the earlier ones."""
 
     def __init__(self, texts: Texts, settings: TextSettings):
         if settings.adapter is None:

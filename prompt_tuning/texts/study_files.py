@@ -41,13 +41,7 @@ Line = dict[str, Any]
 
 
 class StudyFiles(NamedTuple):
-    """Files of a study, and the settings of the loss that reads them.
-
-    Attributes:
-      train: rows to learn from.
-      held_out: rows to measure on; None if there are none.
-      chunks: the texts that rows are about.
-    """
+    """Files of a study, and the settings of the loss that reads them."""
 
     train: Path
     held_out: Path | None
@@ -74,14 +68,6 @@ def write_study(
     advance: Advance | None = None,
 ) -> StudyFiles:
     """Writes rows about texts, resuming where an earlier call stopped.
-
-    Args:
-      folder: folder of the files.
-      texts: the texts.
-      study: settings of the rows.
-      model: the frozen model.
-      parameters: its parameters.
-      advance: called as rows are finished.
 
     Raises:
       InputError: if the folder has rows made from something else.
@@ -135,12 +121,8 @@ def join_study(
 ) -> StudyFiles:
     """Writes rows of several studies as one; `split_rows` splits them again.
 
-    Args:
-      folder: folder of the files.
-      train: rows to learn from.
-      held_out: rows to measure on.
-      chunks: lines of their chunks.
-      made_from: record of what they are made from; the numbers of rows are replaced.
+    `made_from` is the record of what they are made from; the numbers of rows are
+    replaced.
 
     Raises:
       InputError: if the folder has rows made from something else.

@@ -80,12 +80,6 @@ class _Conversation:
 class StudyWriter:
     """Writes rows about chunks with a frozen model.
 
-    Args:
-      texts: the chunks.
-      study: settings of the rows.
-      model: the frozen model.
-      parameters: its parameters.
-
     Attributes:
       contexts: tokens that the model reads before each chunk's rows, after BOS.
     """

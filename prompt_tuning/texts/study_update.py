@@ -133,15 +133,8 @@ def update_study(
 ) -> StudyUpdate:
     """Writes rows about what is new in a text, and adds old ones.
 
-    Args:
-      folder: folder of the files.
-      old: the rows about the previous text.
-      text: the new text.
-      study: settings for rows about the whole text; the numbers of new rows are reduced
-        in proportion to what is new.
-      model: the frozen model.
-      parameters: its parameters.
-      advance: called as rows are finished.
+    `study` has the settings for rows about the whole text; the numbers of new rows are
+    reduced in proportion to what is new.
 
     Raises:
       InputError: if the text contains nothing new, or the folder has other rows.
@@ -195,13 +188,8 @@ def joined_chunks(
 ) -> tuple[list[Line], Numbers]:
     """Returns the contexts that the teacher of all rows reads, and their numbers.
 
-    Args:
-      old: the old rows.
-      new: the rows about what is new.
-      text: the new text.
-      starts: start of each new part.
-      places: start of each old chunk in the text, by its number.
-      tokenizer: tokenizer of the model.
+    `starts` has the start of each new part, and `places` the start of each old chunk in
+    the text, by its number.
 
     Returns:
       the lines of the chunks, in text order, and their numbers; see `Numbers`. If the
@@ -300,12 +288,7 @@ def new_parts(
 ) -> list[Span]:
     """Finds the new parts of a text: between kept chunks, or sentences that are new.
 
-    Args:
-      old: rows about the previous text.
-      text: the new text.
-      tokenizer: tokenizer of the model.
-      least: minimum number of tokens of a part; shorter ones are extended to both
-        sides.
+    A part with fewer than `least` tokens is extended to both sides.
 
     Raises:
       InputError: if nothing is new.

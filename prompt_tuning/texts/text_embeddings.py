@@ -29,15 +29,8 @@ def embed_ids(
     """Returns the vector of one text from the states after the last layer and its norm.
 
     The text runs alone, padded to one of few lengths, so its vector does not depend on
-    other texts.
-
-    Args:
-      model: the model with the adapter.
-      parameters: all its parameters by path.
-      ids: tokens of the text.
-      pooling: "mean" over the states of the tokens, "last" for the state that predicts
-        the next token, or "first" (for encoders trained so).
-      prompt_id: number of the prompt, if the adapter has more than one.
+    other texts. `pooling` is "mean" over the states of the tokens, "last" for the state
+    that predicts the next token, or "first" (for encoders trained so).
 
     Raises:
       InputError: if the model is an encoder-decoder or has a class head, or the text is

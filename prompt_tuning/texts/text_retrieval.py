@@ -19,13 +19,7 @@ SATURATION, LENGTH_WEIGHT = 1.2, 0.75
 
 
 class TextRetriever:
-    """Retrieves parts of a text, up to `count` tokens in total.
-
-    Args:
-      text: the text.
-      tokenizer: tokenizer of the model.
-      count: maximum number of tokens to retrieve.
-    """
+    """Retrieves parts of a text, up to `count` tokens in total."""
 
     def __init__(self, text: str, tokenizer: Tokenizer, count: int):
         length = min(max(count // PARTS, SHORTEST_PART), count)

@@ -100,12 +100,7 @@ class TextStudy:
 
 @dataclasses.dataclass(frozen=True)
 class Chunk:
-    """A part of a text that the model reads before it writes.
-
-    Attributes:
-      name: name of the text.
-      ids: its tokens.
-    """
+    """A part of a text that the model reads before it writes."""
 
     name: str
     ids: tuple[int, ...]
@@ -136,11 +131,6 @@ def read_texts(
     texts: Mapping[str, str], model: PromptedModel, study: TextStudy
 ) -> StudiedTexts:
     """Cuts texts into chunks that a model can read together with a row.
-
-    Args:
-      texts: the texts by name.
-      model: the frozen model.
-      study: settings of the rows.
 
     Raises:
       InputError: if a text is too short, a chunk is too long for the model, or the
@@ -253,11 +243,6 @@ def cut_text(
 
     A paragraph longer than a chunk is cut at the ends of its lines, and a longer line
     between tokens.
-
-    Args:
-      text: the text.
-      tokenizer: tokenizer of the model.
-      length: maximum number of tokens per chunk; None for one chunk.
     """
     whole = tokenizer.encode(text)
     if length is None or len(whole) <= length:

@@ -47,14 +47,8 @@ class Texts:
     """A base model plus named adapters; each text picks one.
 
     Every adapter reads texts the way it was trained to, with the template or chat
-    template in its run or folder.
-
-    Args:
-      run: configuration of how the model's own texts are read.
-      model: the model, with its own prompts and adapters if it has any.
-      parameters: all its parameters by path.
-      day: see `TextEncoding`.
-      embeds: whether encoders, which can only embed texts, are accepted.
+    template in its run or folder. With `embeds`, encoders are accepted, too, which can
+    only embed texts.
 
     Attributes:
       adapters: adapters by the engine's names: None for the model alone, `OWN` for what
@@ -159,9 +153,7 @@ class Texts:
     def load(self, name: str, path: str | Path) -> LoadedAdapter:
         """Loads an adapter, which texts can then choose by name.
 
-        Args:
-          name: its name; replaces a loaded adapter of this name.
-          path: run directory, checkpoint, PEFT folder, or prompt file.
+        It replaces a loaded adapter of this name.
 
         Raises:
           InputError: if it cannot be read or belongs to another model.
@@ -363,10 +355,7 @@ class Texts:
     def open_engine(self, slots: int, length: int, kept: int = 0) -> DecodingEngine:
         """Opens an engine for all requests; it is never replaced.
 
-        Args:
-          slots: number of rows that run together.
-          length: maximum number of tokens per row.
-          kept: number of slots reserved for short rows.
+        `kept` slots are reserved for short rows.
         """
         self._fixed = True
         return self._open(slots, length, kept)

@@ -47,12 +47,8 @@ def start_from_activations(
 ) -> Parameters:
     """Returns the initial factors of the LoRAs that start from activations.
 
-    Args:
-      tuning: the LoRAs and all other methods of the model.
-      model: the model with all of them.
-      parameters: all parameters, as restored and initialized.
-      read_batch: reads the batch of a step.
-      known: paths of parameters that start from another source.
+    `read_batch` reads the batch of a step; `known` are the paths of parameters that
+    start from another source.
     """
     starting = [path for path, x in model.loras.items() if x.initial == EVA]
     if all(path + LORA_A in known for path in starting):

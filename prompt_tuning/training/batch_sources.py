@@ -35,12 +35,7 @@ class BatchSource(Protocol):
     def next(
         self, states: Sequence[TrainState], done: int
     ) -> tuple[MemberBatches, Sequence[Metrics]]:
-        """Returns the next step's batches, and each member's metrics of them.
-
-        Args:
-          states: state of each member.
-          done: number of completed steps.
-        """
+        """Returns the next step's batches, and each member's metrics of them."""
         ...
 
     def between(self, done: int) -> bool:
@@ -96,12 +91,6 @@ class DataBatches:
 
 class RolloutBatches:
     """Batches of answers that each member samples before a step.
-
-    Args:
-      trainers: the members.
-      meters: meter of each member.
-      done: number of completed steps.
-      live: indices of the members that are not dropped; None for all.
 
     Raises:
       InputError: if there is more than one process.
@@ -193,14 +182,7 @@ def open_batches(
     done: int,
     live: Sequence[int] | None = None,
 ) -> BatchSource:
-    """Opens the batches of members that step together.
-
-    Args:
-      trainers: the members.
-      meters: meter of each member, which measures training time.
-      done: number of completed steps.
-      live: indices of the members that are not dropped; None for all.
-    """
+    """Opens the batches of members that step together."""
     if trainers[0].run.rollouts is None:
         return DataBatches(trainers, meters, done)
     return RolloutBatches(trainers, meters, done, live)

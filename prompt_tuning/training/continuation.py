@@ -28,13 +28,7 @@ MAXIMUM_WORD = 2**32 - 1
 class Member:
     """A run and its directory; it steps alone or together with others.
 
-    Attributes:
-      trainer: the opened run.
-      store: its checkpoints.
-      config: its operative config.
-      changes: differences from the config in its directory.
-      name: its name in a sweep.
-      dropped: whether it ended earlier because of a number that is not finite.
+    It is dropped if it ended earlier because of a number that is not finite.
     """
 
     trainer: Trainer

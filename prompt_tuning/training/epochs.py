@@ -12,9 +12,7 @@ from prompt_tuning.training.run_plan import RunPlan, plan_run
 def steps_of_epochs(run: Run, epochs: int | float) -> int:
     """Returns the number of steps of `epochs` passes over a run's data.
 
-    Args:
-      run: the run, with any number of steps; its data are read.
-      epochs: passes over the data; a fraction is rounded up to whole steps.
+    A fraction is rounded up to whole steps.
 
     Raises:
       InputError: if the data or a setting cannot be used.

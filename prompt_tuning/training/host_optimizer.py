@@ -34,18 +34,10 @@ StateLeaves = dict[str, Any]
 
 
 class HostOptimizer:
-    """The optimizer of parameters in host memory.
-
-    Attributes:
-      paths: the parameters, and whether each is stacked over layers.
-    """
+    """The optimizer of parameters in host memory."""
 
     def __init__(self, paths: Mapping[str, bool], optimizer_of: OptimizerOf):
         """Sets up the updates.
-
-        Args:
-          paths: parameters in host memory, and whether each is stacked over layers.
-          optimizer_of: returns the optimizer of any of the trained parameters.
 
         Raises:
           InputError: if an optimizer does not treat each layer separately.
@@ -93,11 +85,7 @@ class HostOptimizer:
     ) -> TrainState:
         """Returns the state of a run before its first step.
 
-        Args:
-          paths: all trained parameters.
-          parameters: the model's parameters.
-          transfer: must be None: the run cannot start from another one.
-          key: key of the run.
+        `transfer` must be None: the run cannot start from another one.
 
         Raises:
           InputError: if `transfer` is given.
@@ -121,11 +109,6 @@ class HostOptimizer:
         self, trained: Mapping[str, Any], gradient: Mapping[str, Any], state: Any
     ) -> StateLeaves:
         """Updates the parameters and their state in place.
-
-        Args:
-          trained: parameters in host memory, by path.
-          gradient: gradient of each.
-          state: state of all trained parameters.
 
         Returns:
           the leaves of the state that belong to no parameter, e.g. step counts.

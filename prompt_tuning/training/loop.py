@@ -158,16 +158,8 @@ def loop(
 ) -> list[TrainingResult]:
     """Steps members until the last step, a stop signal, or early stopping.
 
-    Args:
-      members: runs that step together; a single one for a run by itself.
-      states: state of each.
-      done: number of completed steps.
-      make_reporter: makes the progress display.
-      messages: lines to show first.
-      callbacks: functions called with logged metrics.
-      profile: folder for a trace.
-      drop: called with a member that has a number that is not finite, while the others
-        continue; None to raise the error.
+    `drop` is called with a member that has a number that is not finite, while the
+    others continue; None raises the error.
 
     Returns:
       the result of each member.

@@ -39,14 +39,7 @@ UNTIMED_STEPS, TIMED_STEPS = 1, 5
 
 @dataclasses.dataclass(frozen=True)
 class ArgumentBytes:
-    """Bytes of a step's arguments per device.
-
-    Attributes:
-      frozen: frozen parameters.
-      trained: trained parameters.
-      optimizer: optimizer state.
-      batch: the largest batch.
-    """
+    """Bytes of a step's arguments per device."""
 
     frozen: int
     trained: int
@@ -71,14 +64,7 @@ class StepBytes:
 
 @dataclasses.dataclass(frozen=True)
 class MemoryEstimate:
-    """A run without its weights, and its largest batch.
-
-    Attributes:
-      run_plan: the opened run.
-      examples: training examples.
-      batch: the largest batch.
-      shape: description of the batch's rows, inputs and targets.
-    """
+    """A run without its weights, and its largest batch."""
 
     run_plan: RunPlan
     examples: Examples | ExampleGroups

@@ -31,11 +31,6 @@ class MetricsLog:
     ):
         """Opens the log and removes lines after step `after_step`.
 
-        Args:
-          directory: run directory.
-          after_step: number of completed steps.
-          loggers: names of loggers; see `open_loggers`.
-
         Raises:
           InputError: if the log is a link out of the directory, or a logger refuses to
             start.

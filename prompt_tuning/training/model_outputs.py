@@ -28,13 +28,7 @@ NUMBERS = ("prompt_norm", "penalty")
 
 
 class TracedOutputs:
-    """Values shared by the outputs of one batch; the model runs at most once.
-
-    Attributes:
-      model: the model with all of its parameters.
-      parameters: the model's parameters by path.
-      batch: a batch without an accumulation axis.
-    """
+    """Values shared by the outputs of one batch; the model runs at most once."""
 
     def __init__(
         self,

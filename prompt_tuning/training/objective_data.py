@@ -87,12 +87,6 @@ def open_evaluator(
 ) -> Evaluator:
     """Opens an evaluation, which also measures the training objective if possible.
 
-    Args:
-      objective: objective of the model's run.
-      model: the model to evaluate.
-      evaluation: settings of the evaluation.
-      examples: examples to use instead of those in the files.
-
     Raises:
       InputError: if the held-out data cannot be used.
     """

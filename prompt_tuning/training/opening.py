@@ -86,12 +86,8 @@ def open_members(
 ) -> tuple[Trainer, ...]:
     """Opens runs that step together over one copy of the frozen model.
 
-    Args:
-      plans: the members by name. Their checkpoints, tokenizers, prompts and parameter
-        groups are described, but not yet read.
-      at_once: number of members that compute their gradients together; None for the
-        device's default.
-      reuse: parameters of the frozen model, if already read.
+    `at_once` members compute their gradients together; None for the device's default.
+    `reuse` has parameters of the frozen model that are already read.
 
     Raises:
       InputError: if a setting or file cannot be used, or members differ in what they

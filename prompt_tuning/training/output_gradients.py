@@ -128,12 +128,6 @@ class OutputStep:
     ) -> dict[str, Array]:
         """Computes the outputs of one batch; call it inside `jax.jit`.
 
-        Args:
-          parameters: all of the model's parameters.
-          batch: a batch without an accumulation axis.
-          key: dropout key; None without dropout.
-          prefix: result of the model's `prefix`, if it has already run.
-
         Raises:
           InputError: if an added output has an existing name, or is not floating-point.
         """

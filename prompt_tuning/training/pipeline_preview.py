@@ -30,15 +30,7 @@ FIRST_STAGE = ("token_embedder/", "position_embedder/")
 
 @dataclasses.dataclass(frozen=True)
 class PipelinePreview:
-    """A run in stages, without its weights.
-
-    Attributes:
-      run_plan: the opened run.
-      plan: the plan of its pipeline for the largest batch.
-      shape: sizes of a micro-batch.
-      examples: training examples.
-      batch: the largest batch.
-    """
+    """A run in stages, without its weights."""
 
     run_plan: RunPlan
     plan: PipelinePlan

@@ -29,11 +29,7 @@ def pipelined_gradients(
 ) -> PipelinedGradients:
     """Splits a run's model into stages; nothing is traced yet.
 
-    Args:
-      plan: the run.
-      objective: the training objective.
-      stages: blocks and schedule of the stages.
-      placed: frozen parameters on the stages, which pipelines can share.
+    Pipelines can share the `placed` frozen parameters.
 
     Raises:
       InputError: if the stages cannot compute the model.

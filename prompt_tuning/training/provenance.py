@@ -50,11 +50,8 @@ MODEL_SUFFIXES = (".safetensors", ".gguf", ".json", ".jinja", ".model", ".txt")
 def record_provenance(run: Run, step: int, members: int) -> None:
     """Records what a run is made from, as it starts or resumes.
 
-    Args:
-      run: the run; its directory has its config.
-      step: number of completed steps. What they were made with is kept, including
-        checksums of files that have changed since.
-      members: number of runs that step together.
+    What completed steps were made with is kept, including checksums of files that have
+    changed since.
     """
     directory = Path(run.directory)
     file = directory / PROVENANCE_FILE

@@ -88,13 +88,6 @@ class Recorder:
     ) -> dict[str, float] | None:
         """Checks the metrics of a step, and logs them every `Run.log_every` steps.
 
-        Args:
-          step: the step.
-          metrics: its metrics.
-          batch: its rows.
-          trained: fingerprint of the trained parameters after it; None where none is
-            recorded.
-
         Returns:
           the logged values; None if nothing was logged.
 

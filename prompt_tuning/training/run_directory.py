@@ -72,12 +72,6 @@ def claim(
 ) -> ConfigChanges:
     """Claims a new directory for a run, or checks that an existing one is this run's.
 
-    Args:
-      directory: run directory; created if missing.
-      config: the operative config; see `compare_configs`.
-      frozen_model: fingerprint of the frozen model.
-      record: JSON to store with it.
-
     Returns:
       the differences from the config of an existing run; see `replace_config`.
 
@@ -189,11 +183,8 @@ def check_steps(directory: Path, done: int, steps: int) -> None:
 def open_store(run: Run, spare: int = 0) -> CheckpointStore:
     """Opens the run's checkpoints, and repairs what an interrupted save left behind.
 
-    Only the first process repairs and writes.
-
-    Args:
-      run: the run.
-      spare: number of checkpoints to keep in addition to `Run.keep_last`.
+    Only the first process repairs and writes. `spare` checkpoints are kept in addition
+    to `Run.keep_last`.
     """
     writes = is_first()
     store = CheckpointStore(

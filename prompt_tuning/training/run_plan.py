@@ -167,14 +167,7 @@ def refuse_stages(run: Run, subject: str) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class RunPlan:
-    """A run with a described and checked model, before any weights are read.
-
-    Attributes:
-      run: configuration of the run.
-      model: frozen model with its initialized prompts, described.
-      labels: parameter group of each trained parameter, by path.
-      optimizer: optimizer of the trained parameters.
-    """
+    """A run with a described and checked model, before any weights are read."""
 
     run: Run
     model: PromptedModel

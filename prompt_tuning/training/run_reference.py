@@ -66,12 +66,7 @@ class RunReference:
         return self._frozen(student) | self.model.put(self.trained)
 
     def hidden(self, student: Parameters, batch: Batch) -> Float[Array, "B m D"]:
-        """Returns the states that predict the learned tokens, without a gradient.
-
-        Args:
-          student: parameters of the student, with the result of `read_context`.
-          batch: a batch without an accumulation axis.
-        """
+        """Returns the states that predict the learned tokens, without a gradient."""
         trained = {path: student[CONTEXT + path] for path in self.trained}
         model = merge_model(self.model.graph, self._frozen(student) | trained)
         return jax.lax.stop_gradient(model.hidden(batch))
@@ -92,10 +87,8 @@ def open_run_reference(
 ) -> RunReference:
     """Opens another run as the reference of a model in training.
 
-    Args:
-      directory: directory of the run; its best checkpoint is read.
-      model: the model in training.
-      longest: number of inputs of the longest example.
+    Its best checkpoint is read. `longest` is the number of inputs of the longest
+    example.
 
     Raises:
       InputError: if there is no run, or it does not fit the model or its rows.

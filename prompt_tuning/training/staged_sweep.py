@@ -63,15 +63,7 @@ class StagedSweepStep:
         dropout: bool,
         own_batches: bool,
     ):
-        """Sets the step up; nothing is compiled yet.
-
-        Args:
-          pipelines: the gradient of each member.
-          finishes: the rest of each member's step.
-          plan: blocks and schedule of the stages.
-          dropout: whether dropout is active.
-          own_batches: whether each member reads its own batches.
-        """
+        """Sets the step up; nothing is compiled yet."""
         self._pipelines, self._finishes = pipelines, finishes
         self._dropout, self._own_batches = dropout, own_batches
         orders = MemberOrders(
@@ -86,10 +78,7 @@ class StagedSweepStep:
     ) -> tuple[Sequence[TrainState], Sequence[Metrics]]:
         """Starts one step of every member; donates `states`.
 
-        Args:
-          states: the members' states, or the first result of the last call.
-          frozen: frozen parameters, shared by all members.
-          batch: one batch, or one per member on a leading axis `K`.
+        `states` may be the first result of the last call.
 
         Returns:
           the next states and each member's metrics; reading them waits for them.
@@ -136,10 +125,7 @@ class StagedSweepStep:
 def check_stages(run: Run, plan: PipelinePlan, at_once: int | None) -> None:
     """Checks that members can follow each other through the stages of a plan.
 
-    Args:
-      run: a member's run.
-      plan: blocks and schedule of the stages.
-      at_once: number of members that compute together; must be None in stages.
+    `at_once` must be None in stages.
 
     Raises:
       InputError: naming what to set.
@@ -170,12 +156,6 @@ def staged_sweep_step(
     own_batches: bool,
 ) -> StagedSweepStep:
     """Builds the step of a sweep whose model is in stages.
-
-    Args:
-      members: the members' runs.
-      objective: the training objective of every member.
-      plan: blocks and schedule of the stages.
-      own_batches: whether each member reads its own batches.
 
     Raises:
       InputError: if the stages cannot compute the model.

@@ -245,11 +245,7 @@ def compile_step(
 ) -> "CompiledStep":
     """Compiles `train_step`; the step donates its `state`.
 
-    Args:
-      graph: the model's structure.
-      optimizer: optimizer of the trained parameters.
-      shapes: number of batch shapes, to be shown; None if unknown.
-      choices: other keywords of `train_step`.
+    `shapes` is the number of batch shapes, to be shown; None if unknown.
     """
     step = functools.partial(train_step, graph=graph, optimizer=optimizer, **choices)
     return CompiledStep(step, shapes)
@@ -305,14 +301,7 @@ class CompiledStep:
     def compile_ahead(
         self, executor: Executor, state: Any, frozen: Any, batch: Batch
     ) -> None:
-        """Compiles for the shape of a batch in another thread, if it is new.
-
-        Args:
-          executor: runs the compiler.
-          state: shapes of the state, see `abstract`.
-          frozen: shapes of the frozen parameters.
-          batch: a batch of the shape.
-        """
+        """Compiles for the shape of a batch in another thread, if it is new."""
         shapes = _shapes(batch)
         if shapes not in self._compiled and shapes not in self._ahead:
             self._ahead[shapes] = executor.submit(

@@ -19,13 +19,7 @@ class StepProfile:
     """
 
     def __init__(self, folder: Path | None, done: int, last: int):
-        """Chooses the steps.
-
-        Args:
-          folder: where to write the trace, in a new subfolder; None for no trace.
-          done: number of completed steps.
-          last: number of steps of the run.
-        """
+        """Chooses the steps."""
         self._folder = folder
         self._first = max(done, min(done + WARM_UP, last - PROFILED_STEPS))
         self._end = min(self._first + PROFILED_STEPS, last)

@@ -64,14 +64,7 @@ class StoredColumns:
     """Columns of rows, computed when first read.
 
     Values are taken from a file in the run directory if it has them for the same row
-    and model.
-
-    Args:
-      form: how they are stored.
-      examples: the examples.
-      compute: computes the values of each row of the examples with given numbers.
-      file: where to store them; None to keep them only in memory.
-      fingerprint: digest of what computes them.
+    and model. Without a file, they are kept only in memory.
     """
 
     def __init__(
@@ -241,13 +234,7 @@ def compute_rows(
 ) -> list[Any]:
     """Applies a function to some examples, and returns its values by row.
 
-    Args:
-      function: returns arrays `[R, m, ...]` for a batch, in any structure.
-      model: the model to run.
-      parameters: all of its parameters.
-      examples: the examples.
-      data: settings of batches.
-      numbers: numbers of the examples to compute.
+    The function returns arrays `[R, m, ...]` for a batch, in any structure.
 
     Returns:
       the arrays of each row, `[m, ...]`, in the order of the numbers.

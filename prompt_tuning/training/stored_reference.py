@@ -59,14 +59,7 @@ def with_stored_reference(
 ) -> CompletedGroups:
     """Returns examples with the log-probabilities of a reference.
 
-    Args:
-      reference: the reference.
-      examples: the examples.
-      model: the model in training.
-      data: settings of batches.
-      parameters: all parameters of the model.
-      file: where to store them; None to keep them only in memory.
-      frozen_model: fingerprint of the frozen model, if there is a file.
+    Without a file, they are kept only in memory.
     """
 
     def compute(numbers: Collection[int]) -> list[Any]:

@@ -54,15 +54,6 @@ def with_stored_targets(
 ) -> CompletedExamples:
     """Returns examples with the teacher's predictions.
 
-    Args:
-      objective: the loss that uses them as targets.
-      examples: the examples.
-      model: the model in training.
-      data: settings of batches.
-      parameters: all parameters of the model.
-      file: where to store them.
-      frozen_model: fingerprint of the frozen model.
-
     Raises:
       InputError: if tokens are to be ranked while several devices share the model.
     """

@@ -113,15 +113,8 @@ def streamed_step(
 ) -> Step:
     """Builds a step with streamed frozen weights; nothing is compiled yet.
 
-    Args:
-      graph: the model's structure.
-      optimizer: optimizer of the trained parameters on the device.
-      streamed: frozen parameters that are not in memory, by path.
-      dropout: whether dropout is active.
-      objective: the training objective.
-      placement: the parameters' shardings on a mesh; None on one device.
-      host: optimizer of the trained parameters in host memory; None without any.
-      reading: other keywords of `StreamedGradient`.
+    `host` updates trained parameters in host memory; `reading` are other keywords of
+    `StreamedGradient`.
     """
     common: dict[str, Any] = {"objective": objective, "placement": placement}
     gradient = StreamedGradient(

@@ -60,19 +60,10 @@ def sweep_step(
 ) -> tuple[States, tuple[Metrics, ...]]:
     """Computes one training step of every member.
 
-    Args:
-      states: states of the members, each with its own shapes.
-      frozen: frozen parameters, shared by all members.
-      batch: one batch, or with `own_batches` one per member on a leading axis `K`.
-      graph: the model's structure; if prompts differ in length, with a `PaddedPrompt`
-        of the maximum length.
-      optimizers: optimizer of each member.
-      own_batches: whether each member reads its own batches.
-      dropout: whether dropout is active.
-      objective: the training objective of every member.
-      at_once: number of members that compute gradients together; None for
-        `members_at_once`.
-      placements: shardings of each member's parameters; empty on one device.
+    Each member's state has its own shapes. There is one batch, or with `own_batches`
+    one per member on a leading axis `K`. If prompts differ in length, `graph` has a
+    `PaddedPrompt` of the maximum length. `at_once` members compute gradients together;
+    None for `members_at_once`.
 
     Returns:
       the next states, and each member's metrics (see `train_step`).
@@ -125,11 +116,7 @@ def members_at_once(
 ) -> int:
     """Chooses how many members compute together: all, except on a CPU.
 
-    Args:
-      count: number of members.
-      stacked: the members' trained parameters, stacked.
-      batch: one batch, or one per member.
-      row_parts: number of devices that share the batch's rows.
+    `row_parts` devices share the batch's rows.
     """
     if jax.default_backend() != "cpu":
         return count

@@ -143,11 +143,8 @@ def read_source(
 ) -> TransferSource:
     """Reads a run's best checkpoint, a checkpoint, a PEFT folder or a prompt file.
 
-    Args:
-      path: path of any of these.
-      config: config of the frozen model.
-      model: the frozen model, to compare with copies of its embeddings and head in a
-        PEFT folder; None for a run's own checkpoint, which has no copies.
+    `model` is compared with copies of its embeddings and head in a PEFT folder; None
+    for a run's own checkpoint, which has no copies.
 
     Raises:
       InputError: if there is nothing at the path that this model can use.
@@ -176,14 +173,7 @@ def read_source(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Transfer:
-    """The initial values of a run's trained parameters and optimizer state.
-
-    Attributes:
-      source: source of the values.
-      trained: all parameters that the run trains.
-      frozen: all other parameters of its model.
-      state: optimizer state to carry over.
-    """
+    """The initial values of a run's trained parameters and optimizer state."""
 
     source: TransferSource
     trained: Shapes
@@ -200,12 +190,7 @@ class Transfer:
         restored: Mapping[str, Array | LayeredWeight],
         placement: Placement | None = None,
     ) -> None:
-        """Warns if the source was trained with another frozen model.
-
-        Args:
-          restored: parameters of this run's model that its checkpoint provides.
-          placement: the parameters' shardings on a mesh; None on one device.
-        """
+        """Warns if the source was trained with another frozen model."""
         theirs = self.source.frozen_model
         frozen = {p: x for p, x in restored.items() if p not in self.source.leaves}
         ours = fingerprint(frozen, placement)
@@ -222,13 +207,7 @@ class Transfer:
         optimizer: optax.GradientTransformation,
         key: jax.Array,
     ) -> TrainState:
-        """Creates the state before the first step.
-
-        Args:
-          fresh: trained parameters as initialized without the source.
-          optimizer: optimizer of the trained parameters.
-          key: key of the run.
-        """
+        """Creates the state before the first step."""
         started = {
             path: like(x, fresh[path]) for path, x in self.initial_values.items()
         }
@@ -275,12 +254,7 @@ def plan_transfer(
 ) -> Transfer:
     """Decides which parameters start from a source, without reading the model.
 
-    Args:
-      source: the source.
-      trained: parameters that the run trains.
-      frozen: all other parameters of its model.
-      loras: the model's LoRAs by projection.
-      optimizer: optimizer to carry state over to; None to start with a fresh state.
+    Without `optimizer`, the run starts with a fresh optimizer state.
 
     Raises:
       InputError: if the run trains no parameter of the source, a shape differs, or a

@@ -69,13 +69,7 @@ def verify_run(
     """Repeats a run, and compares the fingerprints of its trained parameters.
 
     It stops at the first step that differs. Evaluations are skipped: nothing that is
-    learned depends on them.
-
-    Args:
-      run: the recorded run; its directory is only read.
-      scratch: directory for the new run.
-      recorded: fingerprints to compare with; see `steps_to_verify`.
-      make_reporter: makes the progress display, given the number of completed steps.
+    learned depends on them. The directory of the recorded run is only read.
 
     Raises:
       InputError: if the run cannot be repeated.

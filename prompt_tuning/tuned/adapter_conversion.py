@@ -101,11 +101,7 @@ def open_source(
 ) -> ConversionSource:
     """Reads the adapters of a run, checkpoint, PEFT folder or file.
 
-    Args:
-      path: where they are.
-      base_model: frozen model of adapters without a run.
-      bindings: overrides of a run's config.
-      allow_imports: whether that config may import modules, which runs their code.
+    `allow_imports` lets a run's config import modules, which runs their code.
 
     Raises:
       InputError: if there are none, or they cannot be read.
@@ -199,13 +195,8 @@ def source_of_model(
 ) -> ConversionSource:
     """Extracts the adapters from a model.
 
-    Args:
-      origin: name of the run, for messages.
-      prompted: the opened model.
-      parameters: all of its parameters, including trained ones.
-      checkpoint: path or name of the frozen model.
-      base_model: name to write for the frozen model; None for its folder or its name on
-        the Hugging Face hub.
+    `base_model` is the name to write for the frozen model; None for its folder or its
+    name on the Hugging Face hub.
 
     Raises:
       InputError: if the weights are streamed and the prompt is deep.
@@ -242,13 +233,8 @@ def write_adapters(
 ) -> list[str]:
     """Writes adapters in another form.
 
-    Args:
-      source: adapters and their model.
-      target: file or folder to write.
-      form: one of `FORMS`.
-      only: kinds of adapters to write; empty for all.
-      task_type: task type of a PEFT folder; None derives it from the model.
-      force: whether to replace an existing target.
+    `form` is one of `FORMS`. An empty `only` writes all kinds of adapters. Without
+    `task_type`, it is derived from the model.
 
     Returns:
       lines that describe what was written.

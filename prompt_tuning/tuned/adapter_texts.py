@@ -41,10 +41,7 @@ def text_encoding_of(
 ) -> TextEncoding:
     """Returns how an adapter's texts are encoded.
 
-    Args:
-      path: run directory, checkpoint, PEFT folder, or prompt file.
-      model: the model with the adapter.
-      source: data settings for an adapter without its own.
+    `source` has the data settings for an adapter without its own.
 
     Raises:
       InputError: if its run cannot be read.
@@ -65,10 +62,6 @@ def run_folder(path: Path) -> Path | None:
 
 def check_same_tokenizer(path: Path, tokenizer: Tokenizer | None) -> None:
     """Checks that an adapter's tokenizer, if it has one, equals its model's.
-
-    Args:
-      path: run directory, checkpoint, PEFT folder, or prompt file.
-      tokenizer: the model's.
 
     Raises:
       InputError: if the adapter's run or folder has a different one.

@@ -115,14 +115,7 @@ class PlannedModel:
 
 @dataclasses.dataclass(frozen=True)
 class ComparedModel:
-    """A model to compare on held-out examples.
-
-    Attributes:
-      name: heading of its column.
-      model: the model.
-      evaluator: evaluator of the model.
-      read: returns all of its parameters.
-    """
+    """A model to compare on held-out examples."""
 
     name: str
     model: PromptedModel

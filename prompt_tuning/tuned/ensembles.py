@@ -63,12 +63,7 @@ VOTES: dict[str, Vote] = {"majority": majority_vote, "mean": mean_vote}
 
 
 class EnsembleResult(NamedTuple):
-    """Shares of right answers.
-
-    Attributes:
-      together: share for the vote.
-      alone: share for each prompt.
-    """
+    """Shares of right answers."""
 
     together: float
     alone: tuple[float, ...]

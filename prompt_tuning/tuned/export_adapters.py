@@ -192,11 +192,6 @@ def convert_for_peft(
     plain prompts become one task of it. A deep prompt of a decoder-only model becomes
     the keys and values that it computes.
 
-    Args:
-      adapter: an adapter of a run, or read from a file.
-      model: model of the run; None for a file.
-      prompting: position and visibility of its prompt; None for a prefix.
-
     Raises:
       InputError: if its effect in PEFT would differ.
     """

@@ -79,12 +79,8 @@ def encode_inputs(
 ) -> EncodedInputs:
     """Encodes inputs in the same way as training prompts.
 
-    Args:
-      model: model that reads them.
-      source: settings of the run's data.
-      lines: lines with the keys of the data, or plain texts; see `input_lines`.
-      prompt_id: prompt of all inputs, if the model has more than one; None if each
-        input selects its own.
+    Lines have the keys of the data, or are plain texts; see `input_lines`. Without
+    `prompt_id`, each input selects its own prompt.
 
     Raises:
       InputError: if a line lacks a key or its text cannot be encoded.

@@ -98,12 +98,6 @@ def label_settings(
     Labels come from the run's evaluation, or else from an objective that compares
     classes, or from a class head.
 
-    Args:
-      run: configuration of the run.
-      labels: other labels; None for the run's.
-      batch_size: rows per batch; None for the data's.
-      of_head: labels of the opened model's head, `ModelConfig.labels`.
-
     Raises:
       InputError: if the labels cannot be ranked.
     """
@@ -139,14 +133,7 @@ def predict_inputs(
 ) -> list[AnyPrediction]:
     """Predicts the labels of inputs given in Python.
 
-    Args:
-      run: configuration of the run.
-      model: its model.
-      parameters: all parameters by path.
-      inputs: texts, or mappings with the keys of the run's data.
-      labels: labels to choose from; None for the run's.
-      batch_size: rows per batch; None for the run's.
-      prompt_id: prompt of all inputs; see `encode_inputs`.
+    Inputs are texts, or mappings with the keys of the run's data.
 
     Raises:
       InputError: if there are no labels, or an input cannot be used.
@@ -174,12 +161,7 @@ def predict_labels(
 ) -> list[AnyPrediction]:
     """Ranks the labels for each input, as an evaluation does.
 
-    Args:
-      model: model that scores the labels.
-      parameters: all parameters by path.
-      evaluation: settings with labels; see `label_settings`.
-      inputs: the inputs.
-      on_batch: called after each batch with its number of (input, label) rows.
+    `on_batch` is called after each batch with its number of (input, label) rows.
 
     Raises:
       InputError: if an input is too long.
@@ -201,13 +183,8 @@ def predict_tags(
 ) -> list[WordTags]:
     """Predicts the tag of each word of inputs.
 
-    Args:
-      model: a model with a token classification head.
-      parameters: all parameters by path.
-      source: settings of the run's data, including the batch size.
-      lines: inputs with a list of words, or a text to split at white space.
-      labels: must be None, because the head has its own.
-      prompt_id: prompt of all inputs; None if each selects its own.
+    A line has a list of words, or a text to split at white space. `labels` must be
+    None, because the head has its own.
 
     Raises:
       InputError: if an input cannot be used, or there are labels.

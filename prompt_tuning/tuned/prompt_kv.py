@@ -25,12 +25,7 @@ def store_prompt_kv(
 ) -> str:
     """Computes the keys and values of an adapter's prompts, and stores them next to it.
 
-    Args:
-      path: a run directory, a checkpoint, a PEFT folder or a prompt file.
-      base_model: frozen model of an adapter without a run.
-      bindings: overrides of a run's config.
-      allow_imports: whether that config may import modules, which runs their code.
-      force: whether to replace another file with the same name.
+    `allow_imports` lets a run's config import modules, which runs their code.
 
     Returns:
       a line that describes what was written.

@@ -37,10 +37,7 @@ MAXIMUM_DEPTH = 100
 class Span(NamedTuple):
     """Range of bytes in a file.
 
-    Attributes:
-      start: offset of the first byte.
-      size: number of bytes.
-      code: type of an extension; None for a byte string.
+    `code` is the type of an extension; None for a byte string.
     """
 
     start: int
@@ -50,9 +47,6 @@ class Span(NamedTuple):
 
 class PackedFile:
     """A MessagePack file, mapped into memory.
-
-    Attributes:
-      data: content of the file.
 
     Raises:
       ValueError: if the file is empty.

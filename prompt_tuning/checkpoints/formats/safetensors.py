@@ -198,14 +198,7 @@ def _header(file: Path) -> tuple[JsonObject, int]:
 
 @dataclasses.dataclass(frozen=True)
 class _Array:
-    """Entry of a header.
-
-    Attributes:
-      dtype: dtype of the array.
-      shape: shape of the array.
-      begin: offset of its first byte in the data.
-      end: offset just after its last byte.
-    """
+    """Entry of a header."""
 
     dtype: np.dtype
     shape: tuple[int, ...]

@@ -23,11 +23,7 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 class Entry:
     """An array of a file that is computed when it is written.
 
-    Attributes:
-      name: name of the array.
-      dtype: dtype of the array.
-      shape: shape of the array.
-      chunks: returns the parts of the array, consecutive in C order.
+    `chunks` returns its parts, consecutive in C order.
     """
 
     name: str

@@ -176,13 +176,7 @@ def _scales_of_rows(
 ) -> StoredTensor:
     """Returns scales of consecutive blocks as scales of groups.
 
-    Args:
-      scales: reads scales of blocks.
-      source: file that contains them.
-      shape: shape of the weights.
-      size: number of weights in a block.
-      group: number of weights in a group; each group is within one block.
-      dtype: dtype of the scales.
+    A block has `size` weights; each group, of `group` weights, is within one block.
     """
     rows, columns = shape
 

@@ -102,11 +102,7 @@ def _grouped(
 ) -> StoredTensor:
     """Multiplies by scales of the tensor, of rows or of groups in rows.
 
-    Args:
-      values: the numbers, `[out, in]`.
-      scales: scales of any shape.
-      zeros: integers that stand for 0, one per scale; None for 0.
-      bits: bits of integers; None for float8.
+    `zeros` is None for 0, and `bits` for float8.
     """
     rows, columns = values.shape
     count = scales.size // rows

@@ -346,12 +346,8 @@ class PackedLayout(Layout):
 def make_layout(store: str, group: int | None, *, nested: bool = False) -> Layout:
     """Returns the layout of a store, with groups of some size.
 
-    By default NF4 has groups of 64, int4 of 128, and int8 one scale per output.
-
-    Args:
-      store: the store.
-      group: number of weights that share a scale.
-      nested: whether NF4's scales are quantized, too.
+    By default NF4 has groups of 64, int4 of 128, and int8 one scale per output. With
+    `nested`, NF4's scales are quantized, too.
 
     Raises:
       InputError: for a size that the library does not read, or nested scales in another

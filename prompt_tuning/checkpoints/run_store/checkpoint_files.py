@@ -106,11 +106,8 @@ def write_files(
 ) -> None:
     """Writes the files of a checkpoint, `state.json` last, and syncs each of them.
 
-    Args:
-      directory: empty directory that nobody reads yet.
-      trained: float32 arrays by slash-joined path.
-      optimizer_state: tree of arrays.
-      state: JSON; leaves, files and checksum are added to it.
+    The directory is empty, and nobody reads it yet. Leaves, files and checksum are
+    added to `state`, which is JSON.
 
     Raises:
       InputError: if a leaf cannot be stored (see `check_storable`), or `state` is not
@@ -148,10 +145,7 @@ def is_sharded(form: str, trained: Trained, optimizer_state: Any) -> bool:
 def start_sharded(directory: Path, trained: Trained, optimizer_state: Any) -> Writing:
     """Starts to write a checkpoint in Orbax's format, together with all processes.
 
-    Args:
-      directory: empty directory; see `Writing`.
-      trained: float32 arrays by slash-joined path, with the padding of their mesh.
-      optimizer_state: tree of arrays.
+    Leaves have the padding of their mesh.
     """
     leaves = named_leaves(optimizer_state)
     return Writing(directory, {TRAINED: dict(trained), OPTIMIZER: leaves})

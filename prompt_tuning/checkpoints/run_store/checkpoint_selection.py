@@ -26,10 +26,8 @@ def latest_valid_step(
 ) -> int | None:
     """Returns the newest step with intact files; None without checkpoints.
 
-    Args:
-      folder: `numpy_checkpoints` of a run, which is not changed.
-      on_damage: called with a message for each damaged checkpoint, which is skipped.
-      check: reads the state of a checkpoint and raises `InputError` if it is damaged.
+    `check` reads the state of a checkpoint and raises `InputError` if it is damaged;
+    such a checkpoint is skipped, and `on_damage` is called with a message.
 
     Raises:
       InputError: if there are checkpoints and all are damaged.

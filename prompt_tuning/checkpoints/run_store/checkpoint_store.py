@@ -141,15 +141,8 @@ class CheckpointStore:
         """Starts writing a checkpoint in Orbax's format, together with all processes.
 
         Returns as soon as the arrays have been copied to the host and may be donated.
-        First waits for the previous save and raises its error, if any.
-
-        Args:
-          step: step of the checkpoint; an existing one for the same step is replaced.
-          trained: arrays on the mesh, including their padding.
-          optimizer_state: tree of arrays on the mesh, including their padding.
-          extra: JSON that `load` returns.
-          shapes: shapes of `trained` and of `optimizer_state` without padding.
-          metrics: metrics measured at this step.
+        First waits for the previous save and raises its error, if any. Leaves have the
+        padding of their mesh, and `shapes` do not. See `save` for the other arguments.
 
         Raises:
           InputError: if a leaf cannot be stored.
@@ -241,10 +234,7 @@ class CheckpointStore:
     ) -> tuple[dict[str, Leaf], Any, dict[str, Any]]:
         """Verifies and reads a checkpoint.
 
-        Args:
-          step: step that `latest_valid` or `best` returned.
-          optimizer_template: tree of arrays or `jax.ShapeDtypeStruct`s.
-          trained_template: expected trained leaves by path; None skips the check.
+        `trained_template` has the expected trained leaves; None skips the check.
 
         Returns:
           trained leaves by path, the optimizer state as a tree like the template, and

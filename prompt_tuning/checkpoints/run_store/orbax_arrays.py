@@ -138,12 +138,7 @@ def _first_line(error: Exception) -> str:
 class StoredArray:
     """An array in an Orbax folder, which is read on request.
 
-    Attributes:
-      folder: folder that contains `arrays/`.
-      group: group of the array.
-      name: name of the array.
-      shape: shape without padding.
-      dtype: dtype of the array.
+    Its shape is without padding.
     """
 
     folder: Path
