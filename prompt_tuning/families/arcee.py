@@ -1,6 +1,5 @@
 """AFM: a Llama with two projections and a squared ReLU as its feed-forward layer."""
 
-import dataclasses
 from typing import Any
 
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
@@ -16,10 +15,4 @@ def read_arcee(settings: HuggingFaceSettings) -> dict[str, Any]:
     }
 
 
-ARCEE = dataclasses.replace(
-    LLAMA,
-    model_type="arcee",
-    title="Arcee AFM 4.5B",
-    read_fields=read_arcee,
-    write_settings=None,
-)
+ARCEE = LLAMA.like("arcee", "Arcee AFM 4.5B", read_arcee)

@@ -1,6 +1,5 @@
 """Bamba: Mamba-2, and attention in a few layers."""
 
-import dataclasses
 from collections.abc import Collection
 from typing import Any
 
@@ -60,13 +59,10 @@ def bamba_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Reci
     )
 
 
-BAMBA = dataclasses.replace(
-    LLAMA,
-    model_type="bamba",
-    title="Bamba",
-    read_fields=read_bamba,
+BAMBA = LLAMA.like(
+    "bamba",
+    "Bamba",
+    read_bamba,
     recipes=bamba_recipes,
-    write_settings=None,
-    inert=LLAMA.inert
-    | {"mamba_chunk_size", "num_logits_to_keep", "z_loss_coefficient"},
+    more_inert={"mamba_chunk_size", "num_logits_to_keep", "z_loss_coefficient"},
 )

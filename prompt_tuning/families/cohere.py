@@ -62,14 +62,5 @@ def cohere_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Rec
     }
 
 
-COHERE = dataclasses.replace(
-    LLAMA,
-    model_type="cohere",
-    title="Command R and R+",
-    read_fields=read_cohere,
-    recipes=cohere_recipes,
-    write_settings=None,
-)
-COHERE2 = dataclasses.replace(
-    COHERE, model_type="cohere2", title="Command R7B and A", read_fields=read_cohere2
-)
+COHERE = LLAMA.like("cohere", "Command R and R+", read_cohere, recipes=cohere_recipes)
+COHERE2 = COHERE.like("cohere2", "Command R7B and A", read_cohere2)

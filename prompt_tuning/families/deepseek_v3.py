@@ -1,6 +1,5 @@
 """DeepSeek V3 and Kimi K2: latent attention, and experts chosen by sigmoids."""
 
-import dataclasses
 import math
 from collections.abc import Collection
 from typing import Any
@@ -17,7 +16,6 @@ from prompt_tuning.families.expert_layout import (
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
 from prompt_tuning.families.llama import LLAMA
 from prompt_tuning.families.llama_layout import (
-    INERT,
     NORMS,
     layout_recipes,
     read_layout,
@@ -87,15 +85,12 @@ def deepseek_v3_recipes(
     return layout | routed_experts(config, prefix_of(names))
 
 
-DEEPSEEK_V3 = dataclasses.replace(
-    LLAMA,
-    model_type="deepseek_v3",
-    title="DeepSeek V3, V3.1 and R1, Kimi K2",
-    read_fields=read_deepseek_v3,
+# Further layers that predict more tokens at once are not read.
+DEEPSEEK_V3 = LLAMA.like(
+    "deepseek_v3",
+    "DeepSeek V3, V3.1 and R1, Kimi K2",
+    read_deepseek_v3,
     recipes=deepseek_v3_recipes,
-    write_settings=None,
-    # Further layers that predict more tokens at once are not read.
-    inert=INERT
-    | BALANCING
+    more_inert=BALANCING
     | {"num_nextn_predict_layers", "num_mtp_layers", "qk_head_dim"},
 )

@@ -1,6 +1,5 @@
 """ERNIE 4.5, dense: a Llama with interleaved rotary positions."""
 
-import dataclasses
 from typing import Any
 
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
@@ -23,11 +22,9 @@ def read_ernie4_5(settings: HuggingFaceSettings) -> dict[str, Any]:
     )
 
 
-ERNIE4_5 = dataclasses.replace(
-    LLAMA,
-    model_type="ernie4_5",
-    title="ERNIE 4.5 (dense)",
-    read_fields=read_ernie4_5,
-    write_settings=None,
+ERNIE4_5 = LLAMA.like(
+    "ernie4_5",
+    "ERNIE 4.5 (dense)",
+    read_ernie4_5,
     inert=INERT - {"attention_dropout", "pretraining_tp"},
 )

@@ -1,6 +1,5 @@
 """EXAONE 4: norms after sublayers, no rotary embedding in layers without a window."""
 
-import dataclasses
 from typing import Any
 
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
@@ -42,10 +41,4 @@ def read_exaone4(settings: HuggingFaceSettings) -> dict[str, Any]:
     )
 
 
-EXAONE4 = dataclasses.replace(
-    LLAMA,
-    model_type="exaone4",
-    title="EXAONE 4",
-    read_fields=read_exaone4,
-    write_settings=None,
-)
+EXAONE4 = LLAMA.like("exaone4", "EXAONE 4", read_exaone4)

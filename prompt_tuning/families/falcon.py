@@ -1,6 +1,5 @@
 """Falcon: attention and feed-forward layer in parallel, few key/value heads, fused."""
 
-import dataclasses
 from collections.abc import Collection
 from typing import Any
 
@@ -80,11 +79,10 @@ def cached_heads(config: ModelConfig) -> int:
     return 1 if config.key_value_heads == 1 else config.heads
 
 
-FALCON = dataclasses.replace(
-    BLOOM,
-    model_type="falcon",
-    title="Falcon 7B, 40B, 180B and Falcon 2",
-    read_fields=read_falcon,
+FALCON = BLOOM.like(
+    "falcon",
+    "Falcon 7B, 40B, 180B and Falcon 2",
+    read_falcon,
     recipes=falcon_recipes,
     cached_heads=cached_heads,
     inert=frozenset(

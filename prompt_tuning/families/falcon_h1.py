@@ -1,6 +1,5 @@
 """Falcon-H1: attention and Mamba-2 next to each other in every layer."""
 
-import dataclasses
 from typing import Any
 
 from prompt_tuning.families.bamba import BAMBA
@@ -84,10 +83,4 @@ def _read_multipliers(
     return tuple((path, x) for path, x in found.items() if x != 1)
 
 
-FALCON_H1 = dataclasses.replace(
-    BAMBA,
-    model_type="falcon_h1",
-    title="Falcon-H1",
-    read_fields=read_falcon_h1,
-    scales_ids=True,
-)
+FALCON_H1 = BAMBA.like("falcon_h1", "Falcon-H1", read_falcon_h1, scales_ids=True)

@@ -83,6 +83,24 @@ class Family:
     class_layers: ClassLayers = OF_DECODERS
     inert: frozenset[str] = frozenset()
 
+    def like(
+        self,
+        model_type: str,
+        title: str,
+        read_fields: Callable[[HuggingFaceSettings], dict[str, Any]],
+        *,
+        more_inert: Collection[str] = (),
+        **changes: Any,
+    ) -> "Family":
+        """Returns a family with other fields, whose models are only read by default.
+
+        `more_inert` adds to `inert`; `changes` replace any other attributes.
+        """
+        inert = self.inert.union(more_inert)
+        own = dict(model_type=model_type, title=title, read_fields=read_fields)
+        changes = {"write_settings": None, "inert": inert} | own | changes
+        return dataclasses.replace(self, **changes)
+
 
 def projection_names(
     config: ModelConfig,

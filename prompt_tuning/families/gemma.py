@@ -1,6 +1,5 @@
 """Gemma: a Llama with scaled embeddings, `1 + w` norms and a tied head."""
 
-import dataclasses
 from typing import Any
 
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
@@ -33,10 +32,4 @@ def read_gemma_layout(settings: HuggingFaceSettings) -> dict[str, Any]:
     }
 
 
-GEMMA = dataclasses.replace(
-    LLAMA,
-    model_type="gemma",
-    title="Gemma 1",
-    read_fields=read_gemma,
-    write_settings=None,
-)
+GEMMA = LLAMA.like("gemma", "Gemma 1", read_gemma)

@@ -1,6 +1,5 @@
 """Gemma 2: soft caps, windows in alternate layers, norms around each sublayer."""
 
-import dataclasses
 from typing import Any
 
 from prompt_tuning.families.gemma import GEMMA, read_gemma_layout
@@ -40,9 +39,4 @@ def read_gemma2(settings: HuggingFaceSettings) -> dict[str, Any]:
     )
 
 
-GEMMA2 = dataclasses.replace(
-    GEMMA,
-    model_type="gemma2",
-    title="Gemma 2",
-    read_fields=read_gemma2,
-)
+GEMMA2 = GEMMA.like("gemma2", "Gemma 2", read_gemma2)

@@ -3,7 +3,6 @@
 For models that also read images, only the text model is read.
 """
 
-import dataclasses
 from typing import Any
 
 from prompt_tuning.families.gemma import GEMMA, read_gemma_layout
@@ -63,18 +62,13 @@ def read_gemma3_with_images(settings: HuggingFaceSettings) -> dict[str, Any]:
     return read_text_part(settings, readers, tied=True, defaults=TEXT_DEFAULTS)
 
 
-GEMMA3_TEXT = dataclasses.replace(
-    GEMMA,
-    model_type="gemma3_text",
-    title="Gemma 3, text models",
-    read_fields=read_gemma3,
-    prefix_aliases=ALIASES,
+GEMMA3_TEXT = GEMMA.like(
+    "gemma3_text", "Gemma 3, text models", read_gemma3, prefix_aliases=ALIASES
 )
-GEMMA3 = dataclasses.replace(
-    GEMMA3_TEXT,
-    model_type="gemma3",
-    title="Gemma 3 with images (text model only)",
-    read_fields=read_gemma3_with_images,
+GEMMA3 = GEMMA3_TEXT.like(
+    "gemma3",
+    "Gemma 3 with images (text model only)",
+    read_gemma3_with_images,
     recipes=text_part_recipes,
     embedding_tables=TABLES,
     head_name=STORED_HEAD,
@@ -84,5 +78,5 @@ GEMMA3 = dataclasses.replace(
         f"model.vision_tower.encoder.layers.{{}}.self_attn.{name}_proj"
         for name in ("q", "k", "v")
     ),
-    inert=GEMMA3_TEXT.inert | IMAGE_TOKENS | {"vision_config", "mm_tokens_per_image"},
+    more_inert=IMAGE_TOKENS | {"vision_config", "mm_tokens_per_image"},
 )

@@ -3,7 +3,6 @@
 In these layers, the keys before norm and rotation may also be the values.
 """
 
-import dataclasses
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -263,20 +262,18 @@ def gemma4_text_part(config: ModelConfig, names: Collection[str]) -> dict[str, R
     return gemma4_recipes(config, names, prefix=prefix, head=head)
 
 
-GEMMA4_TEXT = dataclasses.replace(
-    GEMMA,
-    model_type="gemma4_text",
-    title="Gemma 4, text models",
-    read_fields=read_gemma4,
+GEMMA4_TEXT = GEMMA.like(
+    "gemma4_text",
+    "Gemma 4, text models",
+    read_gemma4,
     recipes=gemma4_recipes,
     prefix_aliases=GEMMA3.prefix_aliases,
-    inert=GEMMA.inert | {"moe_intermediate_size", "num_experts", "top_k_experts"},
+    more_inert={"moe_intermediate_size", "num_experts", "top_k_experts"},
 )
-GEMMA4 = dataclasses.replace(
-    GEMMA4_TEXT,
-    model_type="gemma4",
-    title="Gemma 4 with images and sound (text model only)",
-    read_fields=read_gemma4_with_images,
+GEMMA4 = GEMMA4_TEXT.like(
+    "gemma4",
+    "Gemma 4 with images and sound (text model only)",
+    read_gemma4_with_images,
     recipes=gemma4_text_part,
     embedding_tables=GEMMA3.embedding_tables,
     head_name=GEMMA3.head_name,
@@ -287,5 +284,5 @@ GEMMA4 = dataclasses.replace(
         for tower in ("vision_tower.encoder", "audio_tower")
         for name in PROJECTIONS.values()
     ),
-    inert=GEMMA4_TEXT.inert | GEMMA3.inert | SOUND,
+    more_inert=GEMMA3.inert | SOUND,
 )

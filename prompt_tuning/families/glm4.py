@@ -1,6 +1,5 @@
 """GLM-4: interleaved and partial rotary positions; in 0414, norms around sublayers."""
 
-import dataclasses
 from collections.abc import Collection
 from typing import Any
 
@@ -49,14 +48,5 @@ def glm4_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Recip
     return layout_recipes(config, names, fused=fused, norms=norms)
 
 
-GLM4 = dataclasses.replace(
-    LLAMA,
-    model_type="glm4",
-    title="GLM-4 0414",
-    read_fields=read_glm4,
-    recipes=glm4_recipes,
-    write_settings=None,
-)
-GLM = dataclasses.replace(
-    GLM4, model_type="glm", title="GLM-4 9B and Edge", read_fields=read_glm
-)
+GLM4 = LLAMA.like("glm4", "GLM-4 0414", read_glm4, recipes=glm4_recipes)
+GLM = GLM4.like("glm", "GLM-4 9B and Edge", read_glm)

@@ -1,6 +1,5 @@
 """GLM-4.5 to 4.7: experts chosen by sigmoids, after layers without experts."""
 
-import dataclasses
 from typing import Any
 
 from prompt_tuning.families.expert_layout import (
@@ -10,7 +9,7 @@ from prompt_tuning.families.expert_layout import (
 )
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
 from prompt_tuning.families.llama import LLAMA
-from prompt_tuning.families.llama_layout import INERT, read_layout
+from prompt_tuning.families.llama_layout import read_layout
 from prompt_tuning.families.rotary_settings import read_rotary
 
 
@@ -29,13 +28,11 @@ def read_glm4_moe(settings: HuggingFaceSettings) -> dict[str, Any]:
     )
 
 
-GLM4_MOE = dataclasses.replace(
-    LLAMA,
-    model_type="glm4_moe",
-    title="GLM-4.5 to 4.7, mixtures of experts",
-    read_fields=read_glm4_moe,
+# Further layers that predict more tokens at once are not read.
+GLM4_MOE = LLAMA.like(
+    "glm4_moe",
+    "GLM-4.5 to 4.7, mixtures of experts",
+    read_glm4_moe,
     recipes=routed_expert_recipes,
-    write_settings=None,
-    # Further layers that predict more tokens at once are not read.
-    inert=INERT | BALANCING | {"num_nextn_predict_layers", "num_mtp_layers"},
+    more_inert=BALANCING | {"num_nextn_predict_layers", "num_mtp_layers"},
 )

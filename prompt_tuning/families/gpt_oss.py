@@ -1,6 +1,5 @@
 """gpt-oss: attention sinks, experts with biases and a clamped SwiGLU, MXFP4 weights."""
 
-import dataclasses
 from collections.abc import Collection
 from typing import Any
 
@@ -21,7 +20,6 @@ from prompt_tuning.families.hf_settings import HuggingFaceSettings
 from prompt_tuning.families.layer_settings import alternating, read_windows
 from prompt_tuning.families.llama import LLAMA
 from prompt_tuning.families.llama_layout import (
-    INERT,
     PREFIX,
     layout_recipes,
     read_layout,
@@ -76,12 +74,6 @@ def gpt_oss_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Re
     return layout_recipes(config, names, modules=ATTENTION) | tensors
 
 
-GPT_OSS = dataclasses.replace(
-    LLAMA,
-    model_type="gpt_oss",
-    title="gpt-oss",
-    read_fields=read_gpt_oss,
-    recipes=gpt_oss_recipes,
-    write_settings=None,
-    inert=INERT | BALANCING,
+GPT_OSS = LLAMA.like(
+    "gpt_oss", "gpt-oss", read_gpt_oss, recipes=gpt_oss_recipes, more_inert=BALANCING
 )

@@ -1,6 +1,5 @@
 """Granite 3 and 4 (dense): a Llama with four multipliers."""
 
-import dataclasses
 from typing import Any
 
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
@@ -17,10 +16,4 @@ def read_granite(settings: HuggingFaceSettings) -> dict[str, Any]:
     }
 
 
-GRANITE = dataclasses.replace(
-    LLAMA,
-    model_type="granite",
-    title="Granite 3 and 4, dense",
-    read_fields=read_granite,
-    write_settings=None,
-)
+GRANITE = LLAMA.like("granite", "Granite 3 and 4, dense", read_granite)

@@ -1,6 +1,5 @@
 """Granite 3 with experts."""
 
-import dataclasses
 import functools
 from typing import Any
 
@@ -26,11 +25,10 @@ def read_granitemoe(settings: HuggingFaceSettings) -> dict[str, Any]:
     return fields | read_experts(settings, "num_local_experts")
 
 
-GRANITEMOE = dataclasses.replace(
-    GRANITE,
-    model_type="granitemoe",
-    title="Granite 3, mixtures of experts",
-    read_fields=read_granitemoe,
+GRANITEMOE = GRANITE.like(
+    "granitemoe",
+    "Granite 3, mixtures of experts",
+    read_granitemoe,
     recipes=functools.partial(fused_expert_recipes, **FUSED),
-    inert=GRANITE.inert | BALANCING,
+    more_inert=BALANCING,
 )

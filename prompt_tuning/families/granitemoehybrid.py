@@ -1,6 +1,5 @@
 """Granite 4: Mamba-2 and attention, with experts or without."""
 
-import dataclasses
 from collections.abc import Collection
 from typing import Any
 
@@ -77,11 +76,10 @@ def granitemoehybrid_recipes(
     )
 
 
-GRANITEMOEHYBRID = dataclasses.replace(
-    GRANITEMOE,
-    model_type="granitemoehybrid",
-    title="Granite 4, hybrid",
-    read_fields=read_granitemoehybrid,
+GRANITEMOEHYBRID = GRANITEMOE.like(
+    "granitemoehybrid",
+    "Granite 4, hybrid",
+    read_granitemoehybrid,
     recipes=granitemoehybrid_recipes,
-    inert=GRANITEMOE.inert | {"mamba_chunk_size"},
+    more_inert={"mamba_chunk_size"},
 )

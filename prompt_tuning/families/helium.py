@@ -1,6 +1,5 @@
 """Helium: a Llama with interleaved rotary positions."""
 
-import dataclasses
 from typing import Any
 
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
@@ -24,10 +23,4 @@ def read_helium(settings: HuggingFaceSettings) -> dict[str, Any]:
     )
 
 
-HELIUM = dataclasses.replace(
-    LLAMA,
-    model_type="helium",
-    title="Helium",
-    read_fields=read_helium,
-    write_settings=None,
-)
+HELIUM = LLAMA.like("helium", "Helium", read_helium)

@@ -1,6 +1,5 @@
 """Hunyuan, dense and with experts: norms of queries and keys after rotation."""
 
-import dataclasses
 from collections.abc import Collection
 from typing import Any
 
@@ -14,7 +13,6 @@ from prompt_tuning.families.expert_layout import (
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
 from prompt_tuning.families.llama import LLAMA
 from prompt_tuning.families.llama_layout import (
-    INERT,
     PROJECTIONS,
     layout_recipes,
     read_layout,
@@ -74,19 +72,16 @@ def hunyuan_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Re
     return layout | experts
 
 
-HUNYUAN_DENSE = dataclasses.replace(
-    LLAMA,
-    model_type="hunyuan_v1_dense",
-    title="Hunyuan 0.5B to 7B",
-    read_fields=read_hunyuan,
+HUNYUAN_DENSE = LLAMA.like(
+    "hunyuan_v1_dense",
+    "Hunyuan 0.5B to 7B",
+    read_hunyuan,
     recipes=hunyuan_recipes,
-    write_settings=None,
-    inert=INERT | {"eod_token_id"},
+    more_inert={"eod_token_id"},
 )
-HUNYUAN_MOE = dataclasses.replace(
-    HUNYUAN_DENSE,
-    model_type="hunyuan_v1_moe",
-    title="Hunyuan A13B, mixture of experts",
-    read_fields=read_hunyuan_moe,
-    inert=HUNYUAN_DENSE.inert | {"sep_token_id", "output_router_logits"},
+HUNYUAN_MOE = HUNYUAN_DENSE.like(
+    "hunyuan_v1_moe",
+    "Hunyuan A13B, mixture of experts",
+    read_hunyuan_moe,
+    more_inert={"sep_token_id", "output_router_logits"},
 )

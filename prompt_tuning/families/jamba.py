@@ -1,6 +1,5 @@
 """Jamba: Mamba, attention in a few layers, and experts in every second one."""
 
-import dataclasses
 from collections.abc import Collection
 from typing import Any
 
@@ -91,15 +90,12 @@ def jamba_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Reci
     )
 
 
-JAMBA = dataclasses.replace(
-    LLAMA,
-    model_type="jamba",
-    title="Jamba",
-    read_fields=read_jamba,
+JAMBA = LLAMA.like(
+    "jamba",
+    "Jamba",
+    read_jamba,
     recipes=jamba_recipes,
-    write_settings=None,
-    inert=LLAMA.inert
-    | BALANCING
+    more_inert=BALANCING
     | {
         "use_mamba_kernels",
         "use_mambapy",

@@ -1,6 +1,5 @@
 """LFM2 with experts chosen by sigmoids, after layers without experts."""
 
-import dataclasses
 from collections.abc import Collection
 from typing import Any
 
@@ -53,11 +52,10 @@ def lfm2_moe_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, R
     )
 
 
-LFM2_MOE = dataclasses.replace(
-    LFM2,
-    model_type="lfm2_moe",
-    title="LFM2, mixtures of experts",
-    read_fields=read_lfm2_moe,
+LFM2_MOE = LFM2.like(
+    "lfm2_moe",
+    "LFM2, mixtures of experts",
+    read_lfm2_moe,
     recipes=lfm2_moe_recipes,
-    inert=LFM2.inert | {"output_router_logits"},
+    more_inert={"output_router_logits"},
 )

@@ -3,7 +3,6 @@
 For models that also read images, only the text model is read.
 """
 
-import dataclasses
 import functools
 from collections.abc import Collection
 from typing import Any
@@ -111,20 +110,17 @@ def llama4_text_recipes(
     return layout | turned_experts(config, prefix, f"{STEM}router", f"{STEM}experts")
 
 
-LLAMA4_TEXT = dataclasses.replace(
-    LLAMA,
-    model_type="llama4_text",
-    title="Llama 4, text models",
-    read_fields=read_llama4_text,
+LLAMA4_TEXT = LLAMA.like(
+    "llama4_text",
+    "Llama 4, text models",
+    read_llama4_text,
     recipes=llama4_text_recipes,
-    write_settings=None,
     inert=INERT - {"pretraining_tp"} | BALANCING | {"router_jitter_noise"},
 )
-LLAMA4 = dataclasses.replace(
-    LLAMA4_TEXT,
-    model_type="llama4",
-    title="Llama 4 with images (text model only)",
-    read_fields=functools.partial(
+LLAMA4 = LLAMA4_TEXT.like(
+    "llama4",
+    "Llama 4 with images (text model only)",
+    functools.partial(
         read_text_part, readers={"llama4_text": read_llama4_text}, tied=False
     ),
     recipes=functools.partial(llama4_text_recipes, outer=PREFIX),
@@ -138,5 +134,5 @@ LLAMA4 = dataclasses.replace(
         f"vision_model.model.layers.{{}}.self_attn.{name}_proj"
         for name in ("q", "k", "v", "o")
     ),
-    inert=LLAMA4_TEXT.inert | IMAGE_TOKENS | {"vision_config"},
+    more_inert=IMAGE_TOKENS | {"vision_config"},
 )

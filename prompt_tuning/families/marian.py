@@ -1,6 +1,5 @@
 """Marian and Pegasus: a BART with sinusoidal positions, which the table omits."""
 
-import dataclasses
 from typing import Any
 
 from prompt_tuning.families.bart import BART, read_stacks
@@ -29,13 +28,5 @@ def read_pegasus(settings: HuggingFaceSettings) -> dict[str, Any]:
     }
 
 
-MARIAN = dataclasses.replace(
-    BART,
-    model_type="marian",
-    title="Marian, OPUS-MT",
-    read_fields=read_marian,
-    scales_ids=True,
-)
-PEGASUS = dataclasses.replace(
-    MARIAN, model_type="pegasus", title="Pegasus", read_fields=read_pegasus
-)
+MARIAN = BART.like("marian", "Marian, OPUS-MT", read_marian, scales_ids=True)
+PEGASUS = MARIAN.like("pegasus", "Pegasus", read_pegasus)

@@ -3,7 +3,6 @@
 M2M-100 (also NLLB) has sinusoidal positions, and no bias of logits.
 """
 
-import dataclasses
 from typing import Any
 
 from prompt_tuning.families.bart import BART, read_stacks
@@ -34,13 +33,5 @@ def read_m2m_100(settings: HuggingFaceSettings) -> dict[str, Any]:
     }
 
 
-MBART = dataclasses.replace(
-    BART, model_type="mbart", title="mBART 50", read_fields=read_mbart
-)
-M2M_100 = dataclasses.replace(
-    BART,
-    model_type="m2m_100",
-    title="M2M-100, NLLB",
-    read_fields=read_m2m_100,
-    logit_bias=(),
-)
+MBART = BART.like("mbart", "mBART 50", read_mbart)
+M2M_100 = BART.like("m2m_100", "M2M-100, NLLB", read_m2m_100, logit_bias=())

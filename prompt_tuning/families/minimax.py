@@ -4,7 +4,6 @@ A sublayer's output is added to the norm of its input, so each of these norms ac
 a norm after the preceding sum.
 """
 
-import dataclasses
 from collections.abc import Collection
 from typing import Any
 
@@ -127,11 +126,10 @@ def minimax_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Re
     return recipes | separate_experts(config, prefix, block=block, parts=parts)
 
 
-MINIMAX = dataclasses.replace(
-    MIXTRAL,
-    model_type="minimax",
-    title="MiniMax-Text-01",
-    read_fields=read_minimax,
+MINIMAX = MIXTRAL.like(
+    "minimax",
+    "MiniMax-Text-01",
+    read_minimax,
     recipes=minimax_recipes,
-    inert=MIXTRAL.inert | {"block_size"},
+    more_inert={"block_size"},
 )

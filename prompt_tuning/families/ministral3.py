@@ -34,9 +34,4 @@ def read_ministral3(settings: HuggingFaceSettings) -> dict[str, Any]:
     return read_mistral(settings) | read_query_scaling(settings)
 
 
-MINISTRAL3 = dataclasses.replace(
-    MISTRAL,
-    model_type="ministral3",
-    title="Ministral 3",
-    read_fields=read_ministral3,
-)
+MINISTRAL3 = MISTRAL.like("ministral3", "Ministral 3", read_ministral3)

@@ -34,13 +34,5 @@ def read_ministral(settings: HuggingFaceSettings) -> dict[str, Any]:
     )
 
 
-MISTRAL = dataclasses.replace(
-    LLAMA,
-    model_type="mistral",
-    title="Mistral 7B, NeMo, Small",
-    read_fields=read_mistral,
-    write_settings=None,
-)
-MINISTRAL = dataclasses.replace(
-    MISTRAL, model_type="ministral", title="Ministral", read_fields=read_ministral
-)
+MISTRAL = LLAMA.like("mistral", "Mistral 7B, NeMo, Small", read_mistral)
+MINISTRAL = MISTRAL.like("ministral", "Ministral", read_ministral)

@@ -1,6 +1,5 @@
 """Mistral Small 3.1 and later, and Ministral 3, with images: reads the text model."""
 
-import dataclasses
 from typing import Any
 
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
@@ -24,11 +23,10 @@ def read_mistral3(settings: HuggingFaceSettings) -> dict[str, Any]:
     return read_text_part(settings, READERS, tied=True)
 
 
-MISTRAL3 = dataclasses.replace(
-    MISTRAL,
-    model_type="mistral3",
-    title="Mistral Small 3.1 and Ministral 3 with images (text model only)",
-    read_fields=read_mistral3,
+MISTRAL3 = MISTRAL.like(
+    "mistral3",
+    "Mistral Small 3.1 and Ministral 3 with images (text model only)",
+    read_mistral3,
     recipes=text_part_recipes,
     embedding_tables=TABLES,
     head_name=STORED_HEAD,
@@ -43,8 +41,7 @@ MISTRAL3 = dataclasses.replace(
             *("feed_forward.gate", "feed_forward.up", "feed_forward.down"),
         )
     ),
-    inert=MISTRAL.inert
-    | IMAGE_TOKENS
+    more_inert=IMAGE_TOKENS
     | {
         *("vision_config", "vision_feature_layer", "spatial_merge_size"),
         *("projector_hidden_act", "multimodal_projector_bias"),

@@ -1,6 +1,5 @@
 """Mixtral: a Mistral with experts."""
 
-import dataclasses
 import functools
 from typing import Any
 
@@ -12,7 +11,7 @@ from prompt_tuning.families.expert_layout import (
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
 from prompt_tuning.families.layer_settings import has_window, read_windows
 from prompt_tuning.families.llama import LLAMA
-from prompt_tuning.families.llama_layout import INERT, read_layout
+from prompt_tuning.families.llama_layout import read_layout
 from prompt_tuning.families.rotary_settings import FULL, SLIDING, read_rotary
 
 
@@ -29,15 +28,13 @@ def read_mixtral(settings: HuggingFaceSettings) -> dict[str, Any]:
     )
 
 
-MIXTRAL = dataclasses.replace(
-    LLAMA,
-    model_type="mixtral",
-    title="Mixtral",
-    read_fields=read_mixtral,
+MIXTRAL = LLAMA.like(
+    "mixtral",
+    "Mixtral",
+    read_mixtral,
     recipes=functools.partial(
         expert_recipes, block="block_sparse_moe", parts=("w1", "w3", "w2")
     ),
-    write_settings=None,
     expert_block="mlp",
-    inert=INERT | BALANCING | {"router_jitter_noise"},
+    more_inert=BALANCING | {"router_jitter_noise"},
 )

@@ -1,6 +1,5 @@
 """OLMo 1: layer norms without parameters (Groeneveld et al. 2024)."""
 
-import dataclasses
 from typing import Any
 
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
@@ -25,10 +24,4 @@ def read_olmo(settings: HuggingFaceSettings) -> dict[str, Any]:
     )
 
 
-OLMO = dataclasses.replace(
-    LLAMA,
-    model_type="olmo",
-    title="OLMo 1",
-    read_fields=read_olmo,
-    write_settings=None,
-)
+OLMO = LLAMA.like("olmo", "OLMo 1", read_olmo)

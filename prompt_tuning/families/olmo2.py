@@ -1,6 +1,5 @@
 """OLMo 2 and 3: norms after sublayers, and of queries and keys over all heads."""
 
-import dataclasses
 from typing import Any
 
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
@@ -37,13 +36,5 @@ def read_olmo3(settings: HuggingFaceSettings) -> dict[str, Any]:
     )
 
 
-OLMO2 = dataclasses.replace(
-    LLAMA,
-    model_type="olmo2",
-    title="OLMo 2",
-    read_fields=read_olmo2,
-    write_settings=None,
-)
-OLMO3 = dataclasses.replace(
-    OLMO2, model_type="olmo3", title="OLMo 3", read_fields=read_olmo3
-)
+OLMO2 = LLAMA.like("olmo2", "OLMo 2", read_olmo2)
+OLMO3 = OLMO2.like("olmo3", "OLMo 3", read_olmo3)

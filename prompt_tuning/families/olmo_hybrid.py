@@ -1,6 +1,5 @@
 """OLMo Hybrid: the gated delta rule, and OLMo 3's attention in some layers."""
 
-import dataclasses
 from collections.abc import Collection
 from typing import Any
 
@@ -86,14 +85,12 @@ def olmo_hybrid_recipes(
     )
 
 
-OLMO_HYBRID = dataclasses.replace(
-    OLMO2,
-    model_type="olmo_hybrid",
-    title="OLMo Hybrid",
-    read_fields=read_olmo_hybrid,
+OLMO_HYBRID = OLMO2.like(
+    "olmo_hybrid",
+    "OLMo Hybrid",
+    read_olmo_hybrid,
     recipes=olmo_hybrid_recipes,
-    inert=OLMO2.inert
-    | {
+    more_inert={
         *("linear_a_log_min", "linear_a_log_max", "linear_dt_min", "linear_dt_max"),
         "linear_dt_init_floor",
     },

@@ -1,6 +1,5 @@
 """OLMoE and FlexOlmo: experts, and norms of queries and keys over the whole width."""
 
-import dataclasses
 from typing import Any
 
 from prompt_tuning.families.expert_layout import (
@@ -10,7 +9,7 @@ from prompt_tuning.families.expert_layout import (
 )
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
 from prompt_tuning.families.llama import LLAMA
-from prompt_tuning.families.llama_layout import INERT, read_layout
+from prompt_tuning.families.llama_layout import read_layout
 from prompt_tuning.families.rotary_settings import read_rotary
 
 
@@ -46,15 +45,7 @@ def read_flex_olmo(settings: HuggingFaceSettings) -> dict[str, Any]:
     )
 
 
-OLMOE = dataclasses.replace(
-    LLAMA,
-    model_type="olmoe",
-    title="OLMoE",
-    read_fields=read_olmoe,
-    recipes=expert_recipes,
-    write_settings=None,
-    inert=INERT | BALANCING,
+OLMOE = LLAMA.like(
+    "olmoe", "OLMoE", read_olmoe, recipes=expert_recipes, more_inert=BALANCING
 )
-FLEX_OLMO = dataclasses.replace(
-    OLMOE, model_type="flex_olmo", title="FlexOlmo", read_fields=read_flex_olmo
-)
+FLEX_OLMO = OLMOE.like("flex_olmo", "FlexOlmo", read_flex_olmo)

@@ -1,6 +1,5 @@
 """Phi-1, 1.5 and 2: attention and feed-forward layer in parallel after one norm."""
 
-import dataclasses
 import functools
 from typing import Any
 
@@ -8,7 +7,6 @@ from prompt_tuning.families.gptj import TIED_BIAS
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
 from prompt_tuning.families.llama import LLAMA
 from prompt_tuning.families.llama_layout import (
-    INERT,
     PROJECTIONS,
     layout_recipes,
     read_layout,
@@ -50,17 +48,15 @@ def read_phi(settings: HuggingFaceSettings) -> dict[str, Any]:
     )
 
 
-PHI = dataclasses.replace(
-    LLAMA,
-    model_type="phi",
-    title="Phi-1, 1.5 and 2",
-    read_fields=read_phi,
+PHI = LLAMA.like(
+    "phi",
+    "Phi-1, 1.5 and 2",
+    read_phi,
     recipes=functools.partial(
         layout_recipes,
         modules=MODULES,
         query_key_norms=QUERY_KEY_NORMS,
         final_norm="final_layernorm",
     ),
-    write_settings=None,
-    inert=INERT | {"resid_pdrop", "embd_pdrop"},
+    more_inert={"resid_pdrop", "embd_pdrop"},
 )

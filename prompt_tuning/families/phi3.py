@@ -1,6 +1,5 @@
 """Phi-3, 3.5 and 4: a Llama with fused projections."""
 
-import dataclasses
 from collections.abc import Collection
 from typing import Any
 
@@ -9,7 +8,7 @@ from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
 from prompt_tuning.families.layer_settings import has_window, read_windows
 from prompt_tuning.families.llama import LLAMA
-from prompt_tuning.families.llama_layout import INERT, layout_recipes, read_layout
+from prompt_tuning.families.llama_layout import layout_recipes, read_layout
 from prompt_tuning.families.rotary_settings import FULL, SLIDING, read_rotary
 
 QKV, GATE_UP = "self_attn.qkv_proj", "mlp.gate_up_proj"
@@ -42,12 +41,10 @@ def phi3_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Recip
     return layout_recipes(config, names, fused=qkv | gate_up)
 
 
-PHI3 = dataclasses.replace(
-    LLAMA,
-    model_type="phi3",
-    title="Phi-3, 3.5 and 4",
-    read_fields=read_phi3,
+PHI3 = LLAMA.like(
+    "phi3",
+    "Phi-3, 3.5 and 4",
+    read_phi3,
     recipes=phi3_recipes,
-    write_settings=None,
-    inert=INERT | {"resid_pdrop", "embd_pdrop"},
+    more_inert={"resid_pdrop", "embd_pdrop"},
 )

@@ -29,11 +29,10 @@ def read_phimoe(settings: HuggingFaceSettings) -> dict[str, Any]:
     }
 
 
-PHIMOE = dataclasses.replace(
-    MIXTRAL,
-    model_type="phimoe",
-    title="Phi 3.5 MoE",
-    read_fields=read_phimoe,
+PHIMOE = MIXTRAL.like(
+    "phimoe",
+    "Phi 3.5 MoE",
+    read_phimoe,
     inert=MIXTRAL.inert - {"router_jitter_noise", "pretraining_tp"}
     | {"input_jitter_noise"},
 )

@@ -1,6 +1,5 @@
 """Mamba (Gu and Dao 2023) and Falcon Mamba: only selective scans as layers."""
 
-import dataclasses
 from collections.abc import Collection
 from typing import Any
 
@@ -45,19 +44,13 @@ def pure_mamba_recipes(
     return recipes_without_attention(config, names, mamba_tensors(config, "mixer"))
 
 
-MAMBA = dataclasses.replace(
-    MAMBA2,
-    model_type="mamba",
-    title="Mamba",
-    read_fields=read_pure_mamba,
+MAMBA = MAMBA2.like(
+    "mamba",
+    "Mamba",
+    read_pure_mamba,
     recipes=pure_mamba_recipes,
     inert=(MAMBA2.inert - {"chunk_size", "time_step_rank"})
     | {"use_mambapy", "use_associative_scan"}
     | {"time_step_init_scheme", "time_step_scale"},
 )
-FALCON_MAMBA = dataclasses.replace(
-    MAMBA,
-    model_type="falcon_mamba",
-    title="Falcon Mamba",
-    read_fields=read_falcon_mamba,
-)
+FALCON_MAMBA = MAMBA.like("falcon_mamba", "Falcon Mamba", read_falcon_mamba)

@@ -1,6 +1,5 @@
 """Qwen 2 and 2.5: a Llama with biases on the query, key and value projections."""
 
-import dataclasses
 from typing import Any
 
 from prompt_tuning.core.model_config import ModelConfig
@@ -44,10 +43,4 @@ def qwen2_settings(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-QWEN2 = dataclasses.replace(
-    LLAMA,
-    model_type="qwen2",
-    title="Qwen 2 and 2.5",
-    read_fields=read_qwen2,
-    write_settings=qwen2_settings,
-)
+QWEN2 = LLAMA.like("qwen2", "Qwen 2 and 2.5", read_qwen2, write_settings=qwen2_settings)

@@ -1,6 +1,5 @@
 """Qwen 1.5 and 2 with experts; one expert processes every token."""
 
-import dataclasses
 from collections.abc import Collection
 from typing import Any
 
@@ -18,7 +17,7 @@ from prompt_tuning.families.expert_layout import (
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
 from prompt_tuning.families.layer_settings import read_windows
 from prompt_tuning.families.llama import LLAMA
-from prompt_tuning.families.llama_layout import INERT, read_layout
+from prompt_tuning.families.llama_layout import read_layout
 from prompt_tuning.families.rotary_settings import FULL, SLIDING, read_rotary
 
 SHARED = {
@@ -64,12 +63,10 @@ def shared_experts(config: ModelConfig, prefix: str) -> dict[str, Recipe]:
     }
 
 
-QWEN2_MOE = dataclasses.replace(
-    LLAMA,
-    model_type="qwen2_moe",
-    title="Qwen 1.5 and 2, mixtures of experts",
-    read_fields=read_qwen2_moe,
+QWEN2_MOE = LLAMA.like(
+    "qwen2_moe",
+    "Qwen 1.5 and 2, mixtures of experts",
+    read_qwen2_moe,
     recipes=qwen2_moe_recipes,
-    write_settings=None,
-    inert=INERT | BALANCING,
+    more_inert=BALANCING,
 )

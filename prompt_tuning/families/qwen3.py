@@ -1,6 +1,5 @@
 """Qwen 3: a Llama with norms of queries and keys and a separate head width."""
 
-import dataclasses
 from typing import Any
 
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
@@ -24,10 +23,4 @@ def read_qwen3(settings: HuggingFaceSettings) -> dict[str, Any]:
     )
 
 
-QWEN3 = dataclasses.replace(
-    LLAMA,
-    model_type="qwen3",
-    title="Qwen 3 (dense)",
-    read_fields=read_qwen3,
-    write_settings=None,
-)
+QWEN3 = LLAMA.like("qwen3", "Qwen 3 (dense)", read_qwen3)

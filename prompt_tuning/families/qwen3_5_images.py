@@ -3,7 +3,6 @@
 Texts have the usual positions; see `qwen3_vl`.
 """
 
-import dataclasses
 import functools
 from collections.abc import Collection
 
@@ -41,22 +40,20 @@ def qwen3_5_images_recipes(
     return recipes(config, names, prefix=prefix, head=head)
 
 
-QWEN3_5 = dataclasses.replace(
-    QWEN3_5_TEXT,
-    model_type="qwen3_5",
-    title="Qwen 3.5 (dense) with images (text model only)",
-    read_fields=functools.partial(read_text_part, readers=READERS, tied=False),
+QWEN3_5 = QWEN3_5_TEXT.like(
+    "qwen3_5",
+    "Qwen 3.5 (dense) with images (text model only)",
+    functools.partial(read_text_part, readers=READERS, tied=False),
     recipes=qwen3_5_images_recipes,
     embedding_tables=TABLES,
     prefix_aliases=ALIASES,
     token_parts=(TEXT,),
     unread_parts=("visual",),
-    inert=QWEN3_5_TEXT.inert | IMAGE_TOKENS | {"vision_config"},
+    more_inert=IMAGE_TOKENS | {"vision_config"},
 )
-QWEN3_5_MOE = dataclasses.replace(
-    QWEN3_5,
-    model_type="qwen3_5_moe",
-    title="Qwen 3.5 (experts) with images (text model only)",
-    read_fields=functools.partial(read_text_part, readers=MOE_READERS, tied=False),
-    inert=QWEN3_5.inert | QWEN3_5_MOE_TEXT.inert,
+QWEN3_5_MOE = QWEN3_5.like(
+    "qwen3_5_moe",
+    "Qwen 3.5 (experts) with images (text model only)",
+    functools.partial(read_text_part, readers=MOE_READERS, tied=False),
+    more_inert=QWEN3_5_MOE_TEXT.inert,
 )

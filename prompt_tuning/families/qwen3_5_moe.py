@@ -1,6 +1,5 @@
 """Qwen 3.5 with experts, text models; one expert processes every token."""
 
-import dataclasses
 from collections.abc import Collection
 from typing import Any
 
@@ -53,11 +52,10 @@ def qwen3_5_moe_recipes(
     return recipes | experts | shared_experts(config, start)
 
 
-QWEN3_5_MOE_TEXT = dataclasses.replace(
-    QWEN3_5_TEXT,
-    model_type="qwen3_5_moe_text",
-    title="Qwen 3.5, text models with experts",
-    read_fields=read_qwen3_5_moe,
+QWEN3_5_MOE_TEXT = QWEN3_5_TEXT.like(
+    "qwen3_5_moe_text",
+    "Qwen 3.5, text models with experts",
+    read_qwen3_5_moe,
     recipes=qwen3_5_moe_recipes,
-    inert=QWEN3_5_TEXT.inert | BALANCING,
+    more_inert=BALANCING,
 )

@@ -1,6 +1,5 @@
 """Qwen 3 with experts."""
 
-import dataclasses
 from typing import Any
 
 from prompt_tuning.families.expert_layout import (
@@ -12,7 +11,7 @@ from prompt_tuning.families.expert_layout import (
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
 from prompt_tuning.families.layer_settings import read_windows
 from prompt_tuning.families.llama import LLAMA
-from prompt_tuning.families.llama_layout import INERT, read_layout
+from prompt_tuning.families.llama_layout import read_layout
 from prompt_tuning.families.rotary_settings import FULL, SLIDING, read_rotary
 
 
@@ -37,12 +36,10 @@ def read_qwen3_moe(settings: HuggingFaceSettings) -> dict[str, Any]:
     )
 
 
-QWEN3_MOE = dataclasses.replace(
-    LLAMA,
-    model_type="qwen3_moe",
-    title="Qwen 3, mixtures of experts",
-    read_fields=read_qwen3_moe,
+QWEN3_MOE = LLAMA.like(
+    "qwen3_moe",
+    "Qwen 3, mixtures of experts",
+    read_qwen3_moe,
     recipes=expert_recipes,
-    write_settings=None,
-    inert=INERT | BALANCING,
+    more_inert=BALANCING,
 )

@@ -1,6 +1,5 @@
 """Qwen3-Next: gated delta rule, gated attention and experts."""
 
-import dataclasses
 from collections.abc import Collection
 from typing import Any
 
@@ -55,10 +54,6 @@ def qwen3_next_recipes(
     )
 
 
-QWEN3_NEXT = dataclasses.replace(
-    QWEN3_5_MOE_TEXT,
-    model_type="qwen3_next",
-    title="Qwen3-Next",
-    read_fields=read_qwen3_next,
-    recipes=qwen3_next_recipes,
+QWEN3_NEXT = QWEN3_5_MOE_TEXT.like(
+    "qwen3_next", "Qwen3-Next", read_qwen3_next, recipes=qwen3_next_recipes
 )

@@ -4,7 +4,6 @@ Each part of a head has another kind of position (time, height, width). In texts
 three are the same, so positions are the usual ones.
 """
 
-import dataclasses
 from typing import Any
 
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
@@ -37,15 +36,14 @@ def read_qwen3_vl(settings: HuggingFaceSettings) -> dict[str, Any]:
     return read_text_part(settings, readers, tied=False)
 
 
-QWEN3_VL = dataclasses.replace(
-    QWEN3,
-    model_type="qwen3_vl",
-    title="Qwen 3 VL (dense; text model only)",
-    read_fields=read_qwen3_vl,
+QWEN3_VL = QWEN3.like(
+    "qwen3_vl",
+    "Qwen 3 VL (dense; text model only)",
+    read_qwen3_vl,
     recipes=text_part_recipes,
     embedding_tables=TABLES,
     prefix_aliases=ALIASES,
     token_parts=(TEXT,),
     unread_parts=("visual",),
-    inert=QWEN3.inert | IMAGE_TOKENS | {"vision_config"},
+    more_inert=IMAGE_TOKENS | {"vision_config"},
 )

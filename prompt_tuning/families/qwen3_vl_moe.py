@@ -1,6 +1,5 @@
 """Qwen 3 VL with experts: reads the text model; see `qwen3_vl` on its positions."""
 
-import dataclasses
 import functools
 from collections.abc import Collection
 from typing import Any
@@ -51,12 +50,10 @@ def qwen3_vl_moe_recipes(
 
 
 READERS = {"qwen3_vl_moe_text": read_qwen3_vl_moe_text}
-QWEN3_VL_MOE = dataclasses.replace(
-    QWEN3_VL,
-    model_type="qwen3_vl_moe",
-    title="Qwen 3 VL (experts; text model only)",
-    read_fields=functools.partial(read_text_part, readers=READERS, tied=False),
+QWEN3_VL_MOE = QWEN3_VL.like(
+    "qwen3_vl_moe",
+    "Qwen 3 VL (experts; text model only)",
+    functools.partial(read_text_part, readers=READERS, tied=False),
     recipes=qwen3_vl_moe_recipes,
-    write_settings=None,
-    inert=QWEN3_VL.inert | BALANCING | {"sliding_window"},
+    more_inert=BALANCING | {"sliding_window"},
 )

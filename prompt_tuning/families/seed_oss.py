@@ -1,11 +1,10 @@
 """Seed-OSS: a Llama with separate choices of biases for attention's projections."""
 
-import dataclasses
 from typing import Any
 
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
 from prompt_tuning.families.llama import LLAMA
-from prompt_tuning.families.llama_layout import INERT, read_layout
+from prompt_tuning.families.llama_layout import read_layout
 from prompt_tuning.families.rotary_settings import read_rotary
 
 BIASES = {
@@ -35,11 +34,6 @@ def read_seed_oss(settings: HuggingFaceSettings) -> dict[str, Any]:
     )
 
 
-SEED_OSS = dataclasses.replace(
-    LLAMA,
-    model_type="seed_oss",
-    title="Seed-OSS",
-    read_fields=read_seed_oss,
-    write_settings=None,
-    inert=INERT | {"residual_dropout"},
+SEED_OSS = LLAMA.like(
+    "seed_oss", "Seed-OSS", read_seed_oss, more_inert={"residual_dropout"}
 )

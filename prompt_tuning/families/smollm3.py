@@ -1,6 +1,5 @@
 """SmolLM3: a Llama without rotary embedding in every fourth layer."""
 
-import dataclasses
 from typing import Any
 
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
@@ -32,10 +31,4 @@ def read_smollm3(settings: HuggingFaceSettings) -> dict[str, Any]:
     )
 
 
-SMOLLM3 = dataclasses.replace(
-    LLAMA,
-    model_type="smollm3",
-    title="SmolLM3",
-    read_fields=read_smollm3,
-    write_settings=None,
-)
+SMOLLM3 = LLAMA.like("smollm3", "SmolLM3", read_smollm3)

@@ -1,11 +1,10 @@
 """StableLM: a Llama with layer norms and partial rotary positions."""
 
-import dataclasses
 from typing import Any
 
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
 from prompt_tuning.families.llama import LLAMA
-from prompt_tuning.families.llama_layout import INERT, read_layout
+from prompt_tuning.families.llama_layout import read_layout
 from prompt_tuning.families.rotary_settings import read_rotary
 
 
@@ -30,11 +29,9 @@ def read_stablelm(settings: HuggingFaceSettings) -> dict[str, Any]:
     )
 
 
-STABLELM = dataclasses.replace(
-    LLAMA,
-    model_type="stablelm",
-    title="StableLM 3B, StableLM 2 1.6B",
-    read_fields=read_stablelm,
-    write_settings=None,
-    inert=INERT | {"hidden_dropout"},
+STABLELM = LLAMA.like(
+    "stablelm",
+    "StableLM 3B, StableLM 2 1.6B",
+    read_stablelm,
+    more_inert={"hidden_dropout"},
 )

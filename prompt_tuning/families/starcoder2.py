@@ -1,6 +1,5 @@
 """StarCoder 2: biases, layer norms, a window, and a feed-forward layer without gate."""
 
-import dataclasses
 import functools
 from typing import Any
 
@@ -8,7 +7,6 @@ from prompt_tuning.families.hf_settings import HuggingFaceSettings
 from prompt_tuning.families.layer_settings import has_window, read_windows
 from prompt_tuning.families.llama import LLAMA
 from prompt_tuning.families.llama_layout import (
-    INERT,
     PROJECTIONS,
     layout_recipes,
     read_layout,
@@ -39,12 +37,10 @@ def read_starcoder2(settings: HuggingFaceSettings) -> dict[str, Any]:
     )
 
 
-STARCODER2 = dataclasses.replace(
-    LLAMA,
-    model_type="starcoder2",
-    title="StarCoder 2",
-    read_fields=read_starcoder2,
+STARCODER2 = LLAMA.like(
+    "starcoder2",
+    "StarCoder 2",
+    read_starcoder2,
     recipes=functools.partial(layout_recipes, modules=MODULES),
-    write_settings=None,
-    inert=INERT | {"residual_dropout", "embedding_dropout"},
+    more_inert={"residual_dropout", "embedding_dropout"},
 )

@@ -1,6 +1,5 @@
 """mT5, and UMT5 with a relative position bias in every block."""
 
-import dataclasses
 from typing import Any
 
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
@@ -17,7 +16,5 @@ def read_umt5(settings: HuggingFaceSettings) -> dict[str, Any]:
     return read_t5(settings, GATED_GELU) | {"relative_bias_in_each_block": True}
 
 
-MT5 = dataclasses.replace(
-    T5, model_type="mt5", title="mT5", read_fields=read_mt5, write_settings=None
-)
-UMT5 = dataclasses.replace(MT5, model_type="umt5", title="UMT5", read_fields=read_umt5)
+MT5 = T5.like("mt5", "mT5", read_mt5)
+UMT5 = MT5.like("umt5", "UMT5", read_umt5)
