@@ -107,9 +107,6 @@ def experts_apart(
 
     A tensor with all experts of a layer becomes one tensor per expert, each of which
     reads only its own part; other recipes stay the same. Missing tensors are left out.
-
-    Raises:
-      InputError: if a tensor cannot be transformed.
     """
     tensors = {name: stored[name] for name in recipe.sources if name in stored}
     transform, apart = recipe.transform, {}

@@ -23,8 +23,9 @@ TILE_ROWS, TILE_COLUMNS = 512, 256
 class PackedKernel(ScaledKernel):
     """Reads a kernel with two weights per byte, `[L, in / 2, out]`.
 
-    A scale depends only on the weights of its group, so each process reads only the
-    groups that it keeps.
+    A scale depends only on the weights of its group of `group` inputs, so each process
+    reads only the groups that it keeps. With `codebook`, weights are rounded to the
+    values of NF4.
     """
 
     def __init__(
@@ -37,29 +38,12 @@ class PackedKernel(ScaledKernel):
         codebook: bool,
         group: int,
     ):
-        """Prepares reading, without reading anything yet.
-
-        Args:
-          path: path of the parameter.
-          shape: shape of the weights.
-          recipe: recipe of the parameter.
-          stored: stored tensors by name.
-          codebook: whether to round weights to the values of NF4.
-          group: number of inputs that share a scale.
-
-        Raises:
-          InputError: see `check_recipe`.
-        """
         super().__init__(path, shape, recipe, stored)
         self._group = group
         self.codebook = NORMAL_FLOAT if codebook else None
 
     def read(self, parts: Sequence[Block]) -> list[UInt8[np.ndarray, "*lead half out"]]:
-        """Reads blocks of the packed kernel, layer by layer.
-
-        Raises:
-          InputError: for weights that are not finite.
-        """
+        """Reads blocks of the packed kernel, layer by layer."""
         results = [empty(extent(part), np.dtype(np.uint8)) for part in parts]
         half = self._group // 2
         for name, layers in by_source(self._recipe, results, parts):

@@ -38,18 +38,6 @@ class PublishedKernel:
         stored: Mapping[str, StoredTensor],
         store: Store,
     ):
-        """Prepares reading, without reading anything yet.
-
-        Args:
-          path: path of the parameter.
-          shape: shape of the weights.
-          recipe: recipe of the parameter.
-          stored: stored tensors by name.
-          store: the store from `published_stores`.
-
-        Raises:
-          InputError: see `check_recipe`.
-        """
         check_recipe(path, shape, recipe, stored)
         self._path, self._recipe, self._store = path, recipe, store
         self._stored, self._size_in = stored, shape[-2]

@@ -24,11 +24,7 @@ Bounds = tuple[tuple[int, int], ...]
 
 
 class ScaledKernel(abc.ABC):
-    """Reads a kernel `[L, in, out]` as integers with scales, both by blocks.
-
-    Raises:
-      InputError: see `check_recipe`.
-    """
+    """Reads a kernel `[L, in, out]` as integers with scales, both by blocks."""
 
     def __init__(
         self,
@@ -72,11 +68,7 @@ class ScaledKernel(abc.ABC):
     def _keep(
         self, name: str, block: Block, scale: Float32[np.ndarray, "*lead out"]
     ) -> None:
-        """Keeps scales, which reveal any weight that is not finite.
-
-        Raises:
-          InputError: if one is not finite.
-        """
+        """Keeps scales, which reveal any weight that is not finite."""
         if not np.isfinite(scale).all():
             raise InputError(
                 f"{self._path}: {name} in {self._stored[name].source} contains "
@@ -112,11 +104,7 @@ class QuantizedKernel(ScaledKernel):
         self._rows = slice(0, shape[-2])
 
     def read(self, parts: Sequence[Block]) -> list[Int8[np.ndarray, "*lead in out"]]:
-        """Reads blocks of the kernel, layer by layer.
-
-        Raises:
-          InputError: for weights that are not finite.
-        """
+        """Reads blocks of the kernel, layer by layer."""
         results = [empty(extent(part), np.dtype(np.int8)) for part in parts]
         for name, layers in by_source(self._recipe, results, parts):
             weights = self._read_columns(name, [columns for _, (_, columns) in layers])

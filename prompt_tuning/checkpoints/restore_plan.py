@@ -117,11 +117,7 @@ class RestorePlan:
                 yield from readers(path, self.abstract, recipe, self.stored, dtype)
 
     def read(self, dtype: DTypeLike | None = None) -> Iterator[tuple[str, np.ndarray]]:
-        """Yields the restored parameters one by one.
-
-        Raises:
-          InputError: if the checkpoint turns out to be damaged.
-        """
+        """Yields the restored parameters one by one."""
         for path, read in self.readers(dtype):
             yield path, read([whole(self.abstract[path].shape)])[0]
 

@@ -37,18 +37,6 @@ class StoredTable:
         stored: Mapping[str, StoredTensor],
         multiplier: float = 1.0,
     ):
-        """Prepares reading, without reading anything yet.
-
-        Args:
-          path: path of the parameter.
-          shape: `(V, D)`.
-          recipe: recipe of the parameter.
-          stored: stored tensors by name.
-          multiplier: factor of all rows that are read.
-
-        Raises:
-          InputError: see `check_recipe`.
-        """
         check_recipe(path, shape, recipe, stored)
         self.shape, self._multiplier = shape, np.float32(multiplier)
         self._read = functools.partial(

@@ -40,11 +40,7 @@ SCHEDULE = "linear"
 
 
 def check(options: argparse.Namespace) -> None:
-    """Checks that the options leave something to choose and to compare.
-
-    Raises:
-      InputError: with what to change.
-    """
+    """Checks that the options leave something to choose and to compare."""
     if options.gin_file or options.run is not None:
         raise InputError(
             "--method auto is for runs without a config: give --model, --train and "

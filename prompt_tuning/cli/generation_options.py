@@ -83,11 +83,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
 
 
 def check_generation(options: argparse.Namespace) -> None:
-    """Checks for options that are out of range or contradict each other.
-
-    Raises:
-      InputError: with what to change.
-    """
+    """Checks for options that are out of range or contradict each other."""
     if options.system is not None and not options.chat:
         raise InputError("--system is the first message of a conversation: add --chat")
     if options.chat_template_kwargs and not (options.chat or options.input):
@@ -163,11 +159,7 @@ def _is_given(options: argparse.Namespace, name: str) -> bool:
 
 
 def text_settings(options: argparse.Namespace, slots: int) -> "TextSettings":
-    """Returns the settings that the options describe.
-
-    Raises:
-      InputError: if an option cannot be used.
-    """
+    """Returns the settings that the options describe."""
     from prompt_tuning.decoding.beam_search import BeamSearch
     from prompt_tuning.texts.text_settings import TextSettings
 

@@ -142,11 +142,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def check_picture(options: argparse.Namespace) -> None:
-    """Checks that a picture has a timeline to show and an existing folder.
-
-    Raises:
-      InputError: with what to give.
-    """
+    """Checks that a picture has a timeline to show and an existing folder."""
     if options.picture is None:
         return
     if not options.pipeline:

@@ -35,11 +35,7 @@ class Number:
     whole: bool = False
 
     def __call__(self, text: str) -> Any:
-        """Parses a number.
-
-        Raises:
-          ArgumentTypeError: for anything else, or a number out of range.
-        """
+        """Parses a number."""
         try:
             value = int(text) if self.whole else float(text)
         except ValueError:
@@ -77,20 +73,12 @@ _token, _bias = numeric(NonnegativeInteger), numeric(Penalty)
 
 
 def token_ids(text: str) -> tuple[int, ...]:
-    """Parses comma-separated token ids.
-
-    Raises:
-      ArgumentTypeError: for anything else.
-    """
+    """Parses comma-separated token ids."""
     return tuple(_token(part) for part in text.split(","))
 
 
 def token_biases(text: str) -> dict[int, float]:
-    """Parses token ids with a number for each, e.g. `5=-1.5,17=2`.
-
-    Raises:
-      ArgumentTypeError: for anything else.
-    """
+    """Parses token ids with a number for each, e.g. `5=-1.5,17=2`."""
     biases = {}
     for part in text.split(","):
         token, equals, value = part.partition("=")
@@ -103,11 +91,7 @@ def token_biases(text: str) -> dict[int, float]:
 
 
 def json_object(text: str) -> dict[str, Any]:
-    """Parses a JSON object, e.g. `{"enable_thinking": false}`.
-
-    Raises:
-      ArgumentTypeError: for anything else.
-    """
+    """Parses a JSON object, e.g. `{"enable_thinking": false}`."""
     try:
         value = parse_json(text, "the value")
     except InputError as problem:
@@ -149,11 +133,7 @@ class OptionParser(argparse.ArgumentParser):
 
 
 def duration(text: str) -> float:
-    """Parses a time such as `90s`, `5m` or `1.5h` to seconds.
-
-    Raises:
-      ArgumentTypeError: for anything else.
-    """
+    """Parses a time such as `90s`, `5m` or `1.5h` to seconds."""
     units = {"s": 1, "m": 60, "h": 3600}
     try:
         seconds = float(text[:-1]) * units[text[-1:]]

@@ -276,11 +276,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def preparation_from_options(options: argparse.Namespace) -> Preparation:
-    """Builds the settings of a preparation.
-
-    Raises:
-      InputError: if an option cannot be parsed.
-    """
+    """Builds the settings of a preparation."""
     from prompt_tuning.data.preparation.records import read_category_names
 
     categories = options.categories

@@ -206,9 +206,6 @@ def given_config(
 
     `directory` overrides the config's; `steps` is the number of steps of the given
     epochs.
-
-    Raises:
-      InputError: if an option cannot be used.
     """
     from prompt_tuning.config.flat_config import flat_config, frozen_config
 
@@ -237,9 +234,6 @@ def given_model(options: argparse.Namespace, *, trains: bool) -> dict[str, str] 
     Returns:
       an empty dict without gin files; None if files or a run directory configure the
       run.
-
-    Raises:
-      InputError: if a gin file cannot be read.
     """
     if getattr(options, "run", None) is not None:
         return None

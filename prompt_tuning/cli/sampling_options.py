@@ -119,11 +119,7 @@ def read_sampling(
     n: int | None = None,
     logprobs: int | None = None,
 ) -> "Sampling":
-    """Returns the settings that the options describe.
-
-    Raises:
-      InputError: if an option cannot be used.
-    """
+    """Returns the settings that the options describe."""
     from prompt_tuning.decoding.sampling_settings import Sampling
     from prompt_tuning.decoding.text_constraints import (
         MAXIMUM_GRAMMAR,

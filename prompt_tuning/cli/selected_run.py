@@ -106,11 +106,7 @@ def _read_run(
 
 
 def check_rewards(run: Run, typed: Sequence[str] = ()) -> None:
-    """Checks that no module is imported for a reward that only the config names.
-
-    Raises:
-      InputError: with what to give.
-    """
+    """Checks that no module is imported for a reward that only the config names."""
     for reward in [] if run.rollouts is None else run.rollouts.rewards:
         if runs_module(reward) and reward not in typed:
             raise InputError(

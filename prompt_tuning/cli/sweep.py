@@ -154,11 +154,7 @@ def train_members(
 
 
 def prepare(options: argparse.Namespace) -> "Sweep":
-    """Opens and checks the sweep that the options describe.
-
-    Raises:
-      InputError: if an option or a file cannot be used.
-    """
+    """Opens and checks the sweep that the options describe."""
     from prompt_tuning.config import operative_config
     from prompt_tuning.sweep.sweep_run import Sweep, SweepMember
     from prompt_tuning.training.member_checks import check_compatible

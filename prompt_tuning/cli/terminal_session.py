@@ -44,11 +44,7 @@ def _follow(session: Session, text: str) -> None:
 
 
 def show(session: Session, text: str) -> None:
-    """Prints the continuation of a text piece by piece.
-
-    Raises:
-      InputError: if the text cannot be answered.
-    """
+    """Prints the continuation of a text piece by piece."""
     pieces = session.answer(text)
     first = next(pieces, "")
     print(session.opening(text), first, sep="", end="", flush=True)

@@ -141,11 +141,7 @@ def make_resident(
 
 
 def check_projections(name: str, model: PromptedModel, parameters: Parameters) -> None:
-    """Checks that a table can hold each of the model's projection adapters.
-
-    Raises:
-      InputError: if it cannot.
-    """
+    """Checks that a table can hold each of the model's projection adapters."""
     merged = cast(LanguageModel, merge(model.graph, parameters))
     for path, dense in adaptable(merged):
         for adapter in dense.adapters.values():

@@ -78,11 +78,7 @@ def stream_text(
 def _own_rows(
     requests: Sequence[Request], own: str | None
 ) -> list[tuple[Sequence[int], int | None]]:
-    """Returns ids and prompt of each request.
-
-    Raises:
-      InputError: if a request chooses anything but the model's own adapter.
-    """
+    """Returns ids and prompt of each request."""
     for request in requests:
         if request.adapter != own or request.ids is None or request.shares:
             raise InputError(

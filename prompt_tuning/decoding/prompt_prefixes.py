@@ -160,11 +160,7 @@ def _is_own(file: Path) -> bool:
 def _read(
     file: Path, model: PromptedModel, parameters: Parameters
 ) -> tuple[PromptPrefixes, ...] | None:
-    """Reads the file of `write_prefixes`; None if it belongs to other parameters.
-
-    Raises:
-      InputError: if the file is damaged.
-    """
+    """Reads the file of `write_prefixes`; None if it belongs to other parameters."""
     stored = read_header(file)
     if DIGEST not in stored:
         raise InputError(f"{file} has no digest: delete it, or write it again")

@@ -186,11 +186,7 @@ def row_ends(sampling: Sampling, model: PromptedModel) -> tuple[int, ...]:
 def check_engine(
     model: PromptedModel, slots: int, length: int, chunk: int, page: int, together: int
 ) -> None:
-    """Checks the sizes of an engine and that it supports the model.
-
-    Raises:
-      InputError: for the first problem.
-    """
+    """Checks the sizes of an engine and that it supports the model."""
     sizes = {
         "slots": slots,
         "length": length,

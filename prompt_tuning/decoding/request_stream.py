@@ -44,9 +44,6 @@ def run_in_order(
 
     Requests are read as slots become free, so `requests` may be of any length. If the
     caller stops reading, unfinished requests are cancelled.
-
-    Raises:
-      InputError: if the engine refuses a request.
     """
     source = iter(requests)
     handles: deque[RequestHandle] = deque()

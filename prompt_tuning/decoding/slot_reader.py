@@ -137,9 +137,6 @@ class SlotReader:
         Args:
           pages: number of pages of all prompts.
           guesses: number of guesses per step; 0 for none.
-
-        Returns:
-          a description of each program.
         """
         programs = []
         tokens = jnp.zeros(self._count, jnp.int32)

@@ -165,9 +165,6 @@ def _check_compiles(constraint: TextConstraint) -> None:
     """Compiles a constraint in another process with time and memory limits.
 
     A few characters can describe an automaton that takes minutes to build.
-
-    Raises:
-      InputError: if it is invalid or exceeds a limit.
     """
     guidance_library()
     with tempfile.TemporaryDirectory() as folder:
@@ -188,9 +185,6 @@ def compile_grammar(source: Path, folder: Path) -> None:
     Args:
       source: the file, named after the setting.
       folder: unused.
-
-    Raises:
-      InputError: if it is invalid.
     """
     del folder
     os.nice(10)  # rows that generate come first

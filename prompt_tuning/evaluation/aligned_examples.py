@@ -84,12 +84,7 @@ def _is_aligned(one: Examples, other: Examples) -> bool:
 
 
 def _align(table: Examples, name: str, other: Examples, other_name: str) -> Examples:
-    """Returns a table with the weights of another.
-
-    Raises:
-      InputError: if the table lacks an example of the other one, has an additional
-        example with more than a first learned token, or has different learned tokens.
-    """
+    """Returns a table with the weights of another."""
     keys, other_keys = _example_keys(table), _example_keys(other)
     additional = table.weight_counts[~np.isin(keys, other_keys)]
     if not np.isin(other_keys, keys).all() or (additional > 1).any():

@@ -115,9 +115,6 @@ def exact_matches(
     Tokens whose scores differ only by rounding may be ordered differently than in
     step-by-step decoding. Completions are without an end token; one that is longer than
     `new_tokens` never matches, and one of this length needs no end.
-
-    Raises:
-      InputError: as `check_prompt_ids`.
     """
     matches = np.zeros(len(given), bool)
     short = [i for i, row in enumerate(completions) if len(row) <= new_tokens]

@@ -32,9 +32,6 @@ class PreferenceMeasure:
 
     Attributes:
       examples: the answers.
-
-    Raises:
-      InputError: as `plan_batches`.
     """
 
     def __init__(

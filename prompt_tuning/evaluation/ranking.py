@@ -44,9 +44,6 @@ def label_nats(
     `add_eos` counts the end-of-sequence token, which distinguishes a label from a
     longer one that starts with it. `length_normalize` takes the mean over a label's
     tokens instead of the sum. See `candidate_nats` for batches.
-
-    Raises:
-      InputError: as `check_prompt_ids`.
     """
     labels = add_end(labels, model, add_eos)
     nats = candidate_nats(
@@ -78,9 +75,6 @@ def candidate_nats(
     end tokens. A batch has fewer than `batch_size` examples if all their candidates
     would take more tokens than `batch_size` rows with one candidate each. `on_batch` is
     called with its number of candidates.
-
-    Raises:
-      InputError: as `check_prompt_ids`.
     """
     nats = np.zeros((len(given), len(candidates[0]) if given else 0))
     scored = score_candidates(

@@ -8,7 +8,11 @@ from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families.expert_layout import ATTENTION
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
 from prompt_tuning.families.llama import LLAMA
-from prompt_tuning.families.llama_layout import layout_recipes, read_biases, read_layout
+from prompt_tuning.families.llama_layout import (
+    layout_recipes,
+    read_biases,
+    read_rotated,
+)
 from prompt_tuning.families.mamba2_layout import (
     mamba2_parts,
     mamba2_tensors,
@@ -16,7 +20,6 @@ from prompt_tuning.families.mamba2_layout import (
     read_mamba2,
     read_step_limit,
 )
-from prompt_tuning.families.rotary_settings import read_rotary
 
 DEFAULTS = {"heads": 128, "groups": 1, "states": 256, "taps": 4}
 NORMS = {"self_attention_norm": "input_layernorm", "mlp_norm": "pre_ff_layernorm"}
@@ -24,17 +27,15 @@ NORMS = {"self_attention_norm": "input_layernorm", "mlp_norm": "pre_ff_layernorm
 
 def read_bamba(settings: HuggingFaceSettings) -> dict[str, Any]:
     """Returns fields of `ModelConfig`; see `Family.read_fields`."""
-    fields = read_layout(settings)
+    fields = read_rotated(settings, epsilon=1e-5, partial=0.5)
     attention = settings.sequence("attn_layer_indices", [])
     linear = [i for i in range(fields["layers"]) if i not in attention]
     heads = settings.size("mamba_n_heads", DEFAULTS["heads"])
     width = read_expansion(settings, fields["width"], heads)
     return (
         fields
-        | read_rotary(settings, fields["head_width"], partial=0.5)
         | {
             "biases": read_biases(settings),
-            "norm_epsilon": settings.positive("rms_norm_eps", 1e-5),
             "key_value_heads": settings.size("num_key_value_heads", 8),
         }
         | read_mamba2(settings, linear, width, sizes=DEFAULTS)

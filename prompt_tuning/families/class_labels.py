@@ -169,11 +169,7 @@ def encoder_alone(layers: int) -> dict[str, Any]:
 
 
 def _read_problem(settings: HuggingFaceSettings, head: StoredTensor) -> ClassProblem:
-    """Returns what a head decides: numbers if it has one row, as in transformers.
-
-    Raises:
-      InputError: for another problem, or a single class.
-    """
+    """Returns what a head decides: numbers if it has one row, as in transformers."""
     problem = settings.values.get(PROBLEM)
     single = head.shape[:1] == (1,)
     if problem is None:

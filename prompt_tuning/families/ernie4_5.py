@@ -4,22 +4,18 @@ from typing import Any
 
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
 from prompt_tuning.families.llama import LLAMA
-from prompt_tuning.families.llama_layout import INERT, read_layout
-from prompt_tuning.families.rotary_settings import read_rotary
+from prompt_tuning.families.llama_layout import INERT, read_rotated
 
 
 def read_ernie4_5(settings: HuggingFaceSettings) -> dict[str, Any]:
     """Returns fields of `ModelConfig`; see `Family.read_fields`."""
-    fields = read_layout(settings, tied=True, head_width=128)
-    return (
-        fields
-        | read_rotary(settings, fields["head_width"], base=500_000.0)
-        | {
-            "norm_epsilon": settings.positive("rms_norm_eps", 1e-5),
-            "rotary_interleaved": True,
-            "biases": "all" if settings.flag("use_bias", False) else "none",
-        }
+    fields = read_rotated(
+        settings, epsilon=1e-5, tied=True, head_width=128, base=500_000.0
     )
+    return fields | {
+        "rotary_interleaved": True,
+        "biases": "all" if settings.flag("use_bias", False) else "none",
+    }
 
 
 ERNIE4_5 = LLAMA.like(

@@ -14,7 +14,7 @@ from prompt_tuning.families.rotary_settings import FULL, read_rotary
 
 def read_exaone4(settings: HuggingFaceSettings) -> dict[str, Any]:
     """Returns fields of `ModelConfig`; see `Family.read_fields`."""
-    fields = read_layout(settings)
+    fields = read_layout(settings, epsilon=1e-5)
     layers, windows = fields["layers"], {}
     rotary = read_rotary(settings, fields["head_width"])
     if "sliding_window" in settings:
@@ -34,7 +34,6 @@ def read_exaone4(settings: HuggingFaceSettings) -> dict[str, Any]:
         | rotary
         | windows
         | {
-            "norm_epsilon": settings.positive("rms_norm_eps", 1e-5),
             "norm_placement": "after",
             "query_key_norm": "head",
         }

@@ -145,11 +145,7 @@ def routed_experts(config: ModelConfig, prefix: str) -> dict[str, Recipe]:
 
 
 def read_routed_experts(settings: HuggingFaceSettings) -> dict[str, Any]:
-    """Reads experts chosen by sigmoids, and the first layers, which have none.
-
-    Raises:
-      InputError: for a missing setting or an unsupported choice.
-    """
+    """Reads experts chosen by sigmoids, and the first layers, which have none."""
     width, layers = settings.size("moe_intermediate_size"), settings.layers(LAYERS)
     shared = settings.integer("n_shared_experts", 1, minimum=1)
     first = settings.integer("first_k_dense_replace", 1, minimum=0)

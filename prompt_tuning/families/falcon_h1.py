@@ -4,13 +4,12 @@ from typing import Any
 
 from prompt_tuning.families.bamba import BAMBA
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
-from prompt_tuning.families.llama_layout import read_layout
+from prompt_tuning.families.llama_layout import read_rotated
 from prompt_tuning.families.mamba2_layout import (
     read_expansion,
     read_mamba2,
     read_step_limit,
 )
-from prompt_tuning.families.rotary_settings import read_rotary
 
 DEFAULTS = {"heads": 128, "groups": 1, "states": 256, "taps": 4}
 FACTORS = {
@@ -35,7 +34,7 @@ def read_falcon_h1(settings: HuggingFaceSettings) -> dict[str, Any]:
     """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     for name in ("attention_bias", "mlp_bias", "projectors_bias"):
         settings.require(name, False, "biases are not implemented")
-    fields = read_layout(settings)
+    fields = read_rotated(settings, epsilon=1e-5)
     heads = settings.size("mamba_n_heads", DEFAULTS["heads"])
     inner = None  # a null stands for the expanded width
     if settings.values.get("mamba_d_ssm", 0) is not None:
@@ -47,11 +46,9 @@ def read_falcon_h1(settings: HuggingFaceSettings) -> dict[str, Any]:
     layers = range(fields["layers"])
     return (
         fields
-        | read_rotary(settings, fields["head_width"])
         | read_mamba2(settings, layers, width, sizes=DEFAULTS)
         | read_step_limit(settings)
         | {
-            "norm_epsilon": settings.positive("rms_norm_eps", 1e-5),
             "key_value_heads": settings.size("num_key_value_heads", 8),
             "recurrence_beside_attention": True,
             "recurrent_norm": normalized,
@@ -65,11 +62,7 @@ def read_falcon_h1(settings: HuggingFaceSettings) -> dict[str, Any]:
 def _read_multipliers(
     settings: HuggingFaceSettings,
 ) -> tuple[tuple[str, float], ...]:
-    """Returns the factors of the projections that have one.
-
-    Raises:
-      InputError: for a list of another length, or with anything but numbers.
-    """
+    """Returns the factors of the projections that have one."""
     found: dict[str, float] = {}
     for name, paths in FACTORS.items():
         factor = settings.positive(name, 1.0)

@@ -123,11 +123,7 @@ def read_gemma4(settings: HuggingFaceSettings) -> dict[str, Any]:
 def _read_sharing(
     settings: HuggingFaceSettings, fields: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Reads extra inputs of layers, and layers that reuse keys and values.
-
-    Raises:
-      InputError: if the table of these inputs and the token table differ in rows.
-    """
+    """Reads extra inputs of layers, and layers that reuse keys and values."""
     layers, size = (
         fields["layers"],
         settings.integer("hidden_size_per_layer_input", 256),

@@ -7,8 +7,10 @@ from prompt_tuning.checkpoints.stored_tensors import FusedPart, Recipe
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
 from prompt_tuning.families.llama import LLAMA
-from prompt_tuning.families.llama_layout import layout_recipes, read_layout
-from prompt_tuning.families.rotary_settings import read_rotary
+from prompt_tuning.families.llama_layout import (
+    layout_recipes,
+    read_rotated,
+)
 
 GATE_UP = "mlp.gate_up_proj"
 NORMS = {
@@ -21,16 +23,11 @@ NORMS = {
 
 def read_glm(settings: HuggingFaceSettings) -> dict[str, Any]:
     """Returns fields of `ModelConfig`; see `Family.read_fields`."""
-    fields = read_layout(settings, head_width=128)
-    return (
-        fields
-        | read_rotary(settings, fields["head_width"], partial=0.5)
-        | {
-            "norm_epsilon": settings.positive("rms_norm_eps", 1.5625e-7),
-            "rotary_interleaved": True,
-            "biases": "qkv" if settings.flag("attention_bias", True) else "none",
-        }
-    )
+    fields = read_rotated(settings, epsilon=1.5625e-7, head_width=128, partial=0.5)
+    return fields | {
+        "rotary_interleaved": True,
+        "biases": "qkv" if settings.flag("attention_bias", True) else "none",
+    }
 
 
 def read_glm4(settings: HuggingFaceSettings) -> dict[str, Any]:

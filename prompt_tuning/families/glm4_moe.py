@@ -9,19 +9,16 @@ from prompt_tuning.families.expert_layout import (
 )
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
 from prompt_tuning.families.llama import LLAMA
-from prompt_tuning.families.llama_layout import read_layout
-from prompt_tuning.families.rotary_settings import read_rotary
+from prompt_tuning.families.llama_layout import read_rotated
 
 
 def read_glm4_moe(settings: HuggingFaceSettings) -> dict[str, Any]:
     """Returns fields of `ModelConfig`; see `Family.read_fields`."""
-    fields = read_layout(settings)
+    fields = read_rotated(settings, epsilon=1e-5, partial=0.5)
     return (
         fields
-        | read_rotary(settings, fields["head_width"], partial=0.5)
         | read_routed_experts(settings)
         | {
-            "norm_epsilon": settings.positive("rms_norm_eps", 1e-5),
             "query_key_norm": "head" if settings.flag("use_qk_norm", False) else "none",
             "biases": "qkv" if settings.flag("attention_bias", False) else "none",
         }

@@ -45,14 +45,15 @@ def read_gpt_oss(settings: HuggingFaceSettings) -> dict[str, Any]:
     settings.require("swiglu_alpha", 1.702, "other slopes are not implemented")
     if "rope_scaling" not in settings:
         settings.nested("rope_parameters")  # transformers' default is YaRN
-    fields = read_layout(settings) | {"head_width": settings.size("head_dim", 64)}
+    fields = read_layout(settings, epsilon=1e-5) | {
+        "head_width": settings.size("head_dim", 64)
+    }
     return (
         fields
         | read_rotary(settings, fields["head_width"], base=150_000.0)
         | read_windows(settings, fields["layers"], alternating(fields["layers"], 2))
         | read_experts(settings, "num_local_experts")
         | {
-            "norm_epsilon": settings.positive("rms_norm_eps", 1e-5),
             "attention_sinks": True,
             # Its slope is that of the quick GELU.
             "activation": "quick_gelu",

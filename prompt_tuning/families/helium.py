@@ -4,23 +4,17 @@ from typing import Any
 
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
 from prompt_tuning.families.llama import LLAMA
-from prompt_tuning.families.llama_layout import read_layout
-from prompt_tuning.families.rotary_settings import read_rotary
+from prompt_tuning.families.llama_layout import read_rotated
 
 
 def read_helium(settings: HuggingFaceSettings) -> dict[str, Any]:
     """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     settings.require("mlp_bias", False, "biases of Helium's MLP are not implemented")
-    fields = read_layout(settings, head_width=128)
-    return (
-        fields
-        | read_rotary(settings, fields["head_width"], base=100_000.0)
-        | {
-            "norm_epsilon": settings.positive("rms_norm_eps", 1e-8),
-            "rotary_interleaved": True,
-            "biases": "qkv" if settings.flag("attention_bias", False) else "none",
-        }
-    )
+    fields = read_rotated(settings, epsilon=1e-8, head_width=128, base=100_000.0)
+    return fields | {
+        "rotary_interleaved": True,
+        "biases": "qkv" if settings.flag("attention_bias", False) else "none",
+    }
 
 
 HELIUM = LLAMA.like("helium", "Helium", read_helium)

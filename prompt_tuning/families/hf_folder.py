@@ -106,20 +106,12 @@ def read_config(path: str | Path, **overrides: Any) -> ModelConfig:
 
 
 def open_stored(path: Path) -> dict[str, StoredTensor]:
-    """Opens the tensors of a folder or a GGUF file, by their names in a folder.
-
-    Raises:
-      InputError: if they cannot be read.
-    """
+    """Opens the tensors of a folder or a GGUF file, by their names in a folder."""
     return open_gguf_weights(read_gguf(path)) if is_gguf(path) else open_weights(path)
 
 
 def _read_sources(path: Path) -> list[HuggingFaceSettings]:
-    """Returns the settings of a model, then other files that name special tokens.
-
-    Raises:
-      InputError: if they are missing, or the model is not supported.
-    """
+    """Returns the settings of a model, then other files that name special tokens."""
     folder = path.parent if is_gguf(path) else path
     file = folder / CONFIG
     check_links(folder, CONFIG, GENERATION)

@@ -28,7 +28,7 @@ SHARED = {f"mlp/shared/{name}": name for name in ("gate", "up", "down")}
 
 def read_hunyuan(settings: HuggingFaceSettings) -> dict[str, Any]:
     """Returns fields of `ModelConfig`; see `Family.read_fields`."""
-    fields = read_layout(settings)
+    fields = read_layout(settings, epsilon=1e-5)
     biased = settings.flag("attention_bias", False)
     rotary = read_rotary(settings, fields["head_width"])
     base = rotary["rotary_base"]
@@ -37,7 +37,6 @@ def read_hunyuan(settings: HuggingFaceSettings) -> dict[str, Any]:
         | rotary
         | {
             "rotary_base": read_stretched_base(settings, base, fields["head_width"]),
-            "norm_epsilon": settings.positive("rms_norm_eps", 1e-5),
             "query_key_norm": "head_after",
             "biases": "attention" if biased else "none",
         }

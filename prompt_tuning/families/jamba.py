@@ -56,11 +56,7 @@ def read_jamba(settings: HuggingFaceSettings) -> dict[str, Any]:
 def _read_period(
     settings: HuggingFaceSettings, name: str, period: int, offset: int
 ) -> range:
-    """Returns the indices of the layers that have some part.
-
-    Raises:
-      InputError: if the offset is not within a period.
-    """
+    """Returns the indices of the layers that have some part."""
     period = settings.integer(f"{name}_period", period, minimum=1)
     offset = settings.integer(f"{name}_offset", offset, minimum=0)
     if offset >= period:

@@ -13,9 +13,9 @@ from prompt_tuning.families.llama_layout import (
     PREFIX,
     TABLES,
     layout_recipes,
-    read_layout,
+    read_rotated,
 )
-from prompt_tuning.families.rotary_settings import FULL, read_rotary
+from prompt_tuning.families.rotary_settings import FULL
 
 CONVOLUTION = "conv"
 MODULES = ATTENTION | {
@@ -38,18 +38,13 @@ def read_lfm2(settings: HuggingFaceSettings) -> dict[str, Any]:
 
 
 def read_lfm2_layers(settings: HuggingFaceSettings) -> dict[str, Any]:
-    """Reads everything except the feed-forward layers.
-
-    Raises:
-      InputError: for a missing setting or an unsupported choice.
-    """
-    fields = read_layout(settings, tied=True)
+    """Reads everything except the feed-forward layers."""
+    fields = read_rotated(settings, tied=True, base=1_000_000.0)
     tied = settings.flag("tie_embedding", fields["tied_head"])
     reason = "biases of convolutions are not implemented"
     settings.require("conv_bias", False, reason)
     return (
         fields
-        | read_rotary(settings, fields["head_width"], base=1_000_000.0)
         | {
             "norm_epsilon": settings.positive("norm_eps", 1e-5),
             "query_key_norm": "head",

@@ -12,19 +12,14 @@ from prompt_tuning.families.llama_layout import (
     TABLES,
     layout_recipes,
     read_biases,
-    read_layout,
+    read_rotated,
 )
-from prompt_tuning.families.rotary_settings import read_rotary
 
 
 def read_llama(settings: HuggingFaceSettings) -> dict[str, Any]:
     """Returns fields of `ModelConfig`; see `Family.read_fields`."""
-    fields = read_layout(settings)
-    return (
-        fields
-        | read_rotary(settings, fields["head_width"])
-        | {"biases": read_biases(settings)}
-    )
+    fields = read_rotated(settings)
+    return fields | {"biases": read_biases(settings)}
 
 
 def llama_settings(config: ModelConfig) -> dict[str, Any]:

@@ -20,8 +20,12 @@ from prompt_tuning.families.expert_layout import (
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
 from prompt_tuning.families.layer_settings import read_unrotated, read_windows
 from prompt_tuning.families.llama import LLAMA
-from prompt_tuning.families.llama_layout import INERT, layout_recipes, read_layout
-from prompt_tuning.families.rotary_settings import FULL, read_rotary
+from prompt_tuning.families.llama_layout import (
+    INERT,
+    layout_recipes,
+    read_rotated,
+)
+from prompt_tuning.families.rotary_settings import FULL
 from prompt_tuning.families.text_part import IMAGE_TOKENS, TEXT, read_text_part
 
 CHUNKED = "chunked_attention"
@@ -31,17 +35,15 @@ PREFIX = "language_model."
 
 def read_llama4_text(settings: HuggingFaceSettings) -> dict[str, Any]:
     """Returns fields of `ModelConfig`; see `Family.read_fields`."""
-    fields = read_layout(settings, head_width=128)
+    fields = read_rotated(settings, epsilon=1e-5, head_width=128, base=500_000.0)
     unrotated = read_unrotated(settings, fields["layers"])
     normed = settings.flag("use_qk_norm", True)
     biased = settings.flag("attention_bias", False)
     return (
         fields
-        | read_rotary(settings, fields["head_width"], base=500_000.0)
         | _read_chunks(settings, fields["layers"], unrotated)
         | _read_expert_layers(settings, fields["layers"])
         | {
-            "norm_epsilon": settings.positive("rms_norm_eps", 1e-5),
             "rotary_interleaved": True,
             "unrotated_layers": unrotated,
             "query_key_norm": "rotated" if normed else "none",

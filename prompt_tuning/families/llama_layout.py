@@ -16,6 +16,7 @@ from prompt_tuning.families.family import (
     projection_names,
 )
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.rotary_settings import read_rotary
 
 PREFIX = "model."
 TABLES = ("model.embed_tokens.weight", "embed_tokens.weight")
@@ -61,6 +62,7 @@ def read_layout(
     head_width: int | None = None,
     feed_forward: str = "intermediate_size",
     layers: int | None = None,
+    epsilon: float = 1e-6,
 ) -> dict[str, Any]:
     """Returns the fields of `ModelConfig` from settings with Llama's names.
 
@@ -72,6 +74,7 @@ def read_layout(
         heads.
       feed_forward: name of the setting for the width of feed-forward layers.
       layers: number of layers, if not in `num_hidden_layers`.
+      epsilon: default of `rms_norm_eps`.
     """
     heads, width = settings.size("num_attention_heads"), settings.size("hidden_size")
     return {
@@ -84,7 +87,7 @@ def read_layout(
         "key_value_heads": settings.size("num_key_value_heads", heads),
         "head_width": settings.size("head_dim", head_width or width // heads),
         "norm": "rms",
-        "norm_epsilon": settings.positive("rms_norm_eps", 1e-6),
+        "norm_epsilon": settings.positive("rms_norm_eps", epsilon),
         "positions": "rotary",
         "maximum_positions": settings.integer("max_position_embeddings", minimum=1),
         "activation": settings.activation(settings.text(activation, "silu")),
@@ -92,6 +95,19 @@ def read_layout(
         "biases": "none",
         "tied_head": settings.flag("tie_word_embeddings", tied),
     }
+
+
+def read_rotated(
+    settings: HuggingFaceSettings,
+    *,
+    base: float = 10_000.0,
+    partial: float | None = None,
+    **layout: Any,
+) -> dict[str, Any]:
+    """Returns the fields of `read_layout` and of `read_rotary`."""
+    fields = read_layout(settings, **layout)
+    rotary = read_rotary(settings, fields["head_width"], base=base, partial=partial)
+    return fields | rotary
 
 
 def read_biases(settings: HuggingFaceSettings) -> str:

@@ -39,9 +39,6 @@ def read_mamba(
       inner: number of channels.
       names: settings of a channel's states, the convolution's taps, the rank of steps,
         and the biases of both.
-
-    Raises:
-      InputError: for a missing setting or an unsupported choice.
     """
     settings.require("hidden_act", "silu", "the convolution has SiLU")
     settings.require(names["bias"], False, "biases are not implemented")

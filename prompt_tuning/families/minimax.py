@@ -41,7 +41,7 @@ def read_minimax(settings: HuggingFaceSettings) -> dict[str, Any]:
     """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     settings.require("hidden_act", "silu", "lightning attention has SiLU")
     settings.require("sliding_window", None, "windows are not implemented")
-    fields = read_layout(settings)
+    fields = read_layout(settings, epsilon=1e-5)
     heads, width, layers = fields["heads"], fields["head_width"], fields["layers"]
     usual = [LINEAR if i % 2 else FULL for i in range(layers)]
     kinds = read_kinds(settings.with_defaults({"layer_types": usual}), layers)
@@ -65,7 +65,6 @@ def read_minimax(settings: HuggingFaceSettings) -> dict[str, Any]:
         )
         | (recurrence if linear else {})
         | {
-            "norm_epsilon": settings.positive("rms_norm_eps", 1e-5),
             "key_value_heads": settings.size("num_key_value_heads", 8),
             **{"norm_placement": "after_sum", "embedding_norm": True},
         }
@@ -74,11 +73,7 @@ def read_minimax(settings: HuggingFaceSettings) -> dict[str, Any]:
 
 
 def _read_factors(settings: HuggingFaceSettings) -> dict[str, float]:
-    """Reads the factors of the terms of a sum.
-
-    Raises:
-      InputError: if sublayers differ in them.
-    """
+    """Reads the factors of the terms of a sum."""
     found = {}
     for ours, kind in (("skip", "alpha"), ("residual", "beta")):
         names = [f"{name}_{kind}_factor" for name in SUBLAYERS]

@@ -6,8 +6,8 @@ from typing import Any
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
 from prompt_tuning.families.layer_settings import has_window, read_windows
 from prompt_tuning.families.llama import LLAMA
-from prompt_tuning.families.llama_layout import read_layout
-from prompt_tuning.families.rotary_settings import FULL, SLIDING, read_rotary
+from prompt_tuning.families.llama_layout import read_rotated
+from prompt_tuning.families.rotary_settings import FULL, SLIDING
 
 
 def read_mistral(settings: HuggingFaceSettings) -> dict[str, Any]:
@@ -24,12 +24,11 @@ def read_mistral(settings: HuggingFaceSettings) -> dict[str, Any]:
 
 def read_ministral(settings: HuggingFaceSettings) -> dict[str, Any]:
     """Returns fields of `ModelConfig`; layers may differ."""
-    fields = read_layout(settings)
+    fields = read_rotated(settings)
     kind = SLIDING if has_window(settings) else FULL
     return (
         fields
         | {"key_value_heads": settings.size("num_key_value_heads")}
-        | read_rotary(settings, fields["head_width"])
         | read_windows(settings, fields["layers"], [kind] * fields["layers"])
     )
 

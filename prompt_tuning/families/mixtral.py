@@ -11,17 +11,16 @@ from prompt_tuning.families.expert_layout import (
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
 from prompt_tuning.families.layer_settings import has_window, read_windows
 from prompt_tuning.families.llama import LLAMA
-from prompt_tuning.families.llama_layout import read_layout
-from prompt_tuning.families.rotary_settings import FULL, SLIDING, read_rotary
+from prompt_tuning.families.llama_layout import read_rotated
+from prompt_tuning.families.rotary_settings import FULL, SLIDING
 
 
 def read_mixtral(settings: HuggingFaceSettings) -> dict[str, Any]:
     """Returns fields of `ModelConfig`; see `Family.read_fields`."""
-    fields = read_layout(settings)
+    fields = read_rotated(settings, base=1_000_000.0)
     kind = SLIDING if has_window(settings) else FULL
     return (
         fields
-        | read_rotary(settings, fields["head_width"], base=1_000_000.0)
         | read_windows(settings, fields["layers"], [kind] * fields["layers"])
         | read_experts(settings, "num_local_experts")
         | {"norm_epsilon": settings.positive("rms_norm_eps", 1e-5)}

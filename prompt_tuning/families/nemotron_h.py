@@ -86,11 +86,7 @@ def read_nemotron_h(settings: HuggingFaceSettings) -> dict[str, Any]:
 
 
 def _read_kinds(settings: HuggingFaceSettings) -> list[str]:
-    """Returns the part of each layer.
-
-    Raises:
-      InputError: for another kind, or if no layer is a feed-forward layer.
-    """
+    """Returns the part of each layer."""
     name = next((x for x in (KINDS, "layer_types") if x in settings), None)
     if name is None:
         name = "hybrid_override_pattern"

@@ -4,24 +4,19 @@ from typing import Any
 
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
 from prompt_tuning.families.llama import LLAMA
-from prompt_tuning.families.llama_layout import read_layout
-from prompt_tuning.families.rotary_settings import read_rotary
+from prompt_tuning.families.llama_layout import read_rotated
 
 
 def read_olmo(settings: HuggingFaceSettings) -> dict[str, Any]:
     """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     settings.require("clip_qkv", None, "clipped projections are not implemented")
-    fields = read_layout(settings)
+    fields = read_rotated(settings)
     biased = settings.flag("attention_bias", False)
-    return (
-        fields
-        | read_rotary(settings, fields["head_width"])
-        | {
-            "norm": "layer_fixed",
-            "norm_epsilon": 1e-5,
-            "biases": "attention" if biased else "none",
-        }
-    )
+    return fields | {
+        "norm": "layer_fixed",
+        "norm_epsilon": 1e-5,
+        "biases": "attention" if biased else "none",
+    }
 
 
 OLMO = LLAMA.like("olmo", "OLMo 1", read_olmo)

@@ -5,23 +5,18 @@ from typing import Any
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
 from prompt_tuning.families.layer_settings import alternating, read_windows
 from prompt_tuning.families.llama import LLAMA
-from prompt_tuning.families.llama_layout import read_biases, read_layout
-from prompt_tuning.families.rotary_settings import read_rotary, read_window_rotary
+from prompt_tuning.families.llama_layout import read_biases, read_rotated
+from prompt_tuning.families.rotary_settings import read_window_rotary
 
 
 def read_olmo2(settings: HuggingFaceSettings, base: float = 10_000.0) -> dict[str, Any]:
     """Returns fields of `ModelConfig`; see `Family.read_fields`."""
-    fields = read_layout(settings)
-    return (
-        fields
-        | read_rotary(settings, fields["head_width"], base=base)
-        | {
-            "norm_epsilon": settings.positive("rms_norm_eps", 1e-5),
-            "norm_placement": "after",
-            "query_key_norm": "width",
-            "biases": read_biases(settings),
-        }
-    )
+    fields = read_rotated(settings, epsilon=1e-5, base=base)
+    return fields | {
+        "norm_placement": "after",
+        "query_key_norm": "width",
+        "biases": read_biases(settings),
+    }
 
 
 def read_olmo3(settings: HuggingFaceSettings) -> dict[str, Any]:

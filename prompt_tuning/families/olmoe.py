@@ -16,7 +16,7 @@ from prompt_tuning.families.rotary_settings import read_rotary
 def read_olmoe(settings: HuggingFaceSettings) -> dict[str, Any]:
     """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     settings.require("clip_qkv", None, "clipped projections are not implemented")
-    fields = read_layout(settings)
+    fields = read_layout(settings, epsilon=1e-5)
     width = settings.head_width(fields["width"], fields["heads"])
     return (
         fields
@@ -24,7 +24,6 @@ def read_olmoe(settings: HuggingFaceSettings) -> dict[str, Any]:
         | read_experts(settings)
         | {
             "head_width": width,
-            "norm_epsilon": settings.positive("rms_norm_eps", 1e-5),
             "query_key_norm": "width",
             "biases": "attention" if settings.flag("attention_bias", False) else "none",
             "normalize_experts": settings.flag("norm_topk_prob", False),

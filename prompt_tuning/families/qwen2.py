@@ -6,19 +6,14 @@ from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
 from prompt_tuning.families.layer_settings import read_windows
 from prompt_tuning.families.llama import LLAMA, llama_settings
-from prompt_tuning.families.llama_layout import read_layout
-from prompt_tuning.families.rotary_settings import FULL, SLIDING, read_rotary
+from prompt_tuning.families.llama_layout import read_rotated
+from prompt_tuning.families.rotary_settings import FULL, SLIDING
 
 
 def read_qwen2(settings: HuggingFaceSettings) -> dict[str, Any]:
     """Returns fields of `ModelConfig`; see `Family.read_fields`."""
-    fields = read_layout(settings)
-    return (
-        fields
-        | read_rotary(settings, fields["head_width"])
-        | read_qwen_windows(settings, fields["layers"])
-        | {"biases": "qkv"}
-    )
+    fields = read_rotated(settings)
+    return fields | read_qwen_windows(settings, fields["layers"]) | {"biases": "qkv"}
 
 
 def read_qwen_windows(settings: HuggingFaceSettings, layers: int) -> dict[str, Any]:

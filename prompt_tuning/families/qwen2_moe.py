@@ -17,8 +17,8 @@ from prompt_tuning.families.expert_layout import (
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
 from prompt_tuning.families.layer_settings import read_windows
 from prompt_tuning.families.llama import LLAMA
-from prompt_tuning.families.llama_layout import read_layout
-from prompt_tuning.families.rotary_settings import FULL, SLIDING, read_rotary
+from prompt_tuning.families.llama_layout import read_rotated
+from prompt_tuning.families.rotary_settings import FULL, SLIDING
 
 SHARED = {
     f"shared/{name}": f"shared_expert.{name}_proj" for name in ("gate", "up", "down")
@@ -27,14 +27,13 @@ SHARED = {
 
 def read_qwen2_moe(settings: HuggingFaceSettings) -> dict[str, Any]:
     """Returns fields of `ModelConfig`; see `Family.read_fields`."""
-    fields = read_layout(settings)
+    fields = read_rotated(settings)
     layers, last = fields["layers"], 0
     if settings.flag("use_sliding_window", False):
         last = settings.integer("max_window_layers", 28, minimum=0)
     kinds = [FULL if i % 2 or i >= last else SLIDING for i in range(layers)]
     return (
         fields
-        | read_rotary(settings, fields["head_width"])
         | read_windows(settings, layers, kinds)
         | read_experts(settings)
         | read_dense_layers(settings)

@@ -4,17 +4,15 @@ from typing import Any
 
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
 from prompt_tuning.families.llama import LLAMA
-from prompt_tuning.families.llama_layout import read_biases, read_layout
+from prompt_tuning.families.llama_layout import read_biases, read_rotated
 from prompt_tuning.families.qwen2 import read_qwen_windows
-from prompt_tuning.families.rotary_settings import read_rotary
 
 
 def read_qwen3(settings: HuggingFaceSettings) -> dict[str, Any]:
     """Returns fields of `ModelConfig`; see `Family.read_fields`."""
-    fields = read_layout(settings, head_width=128)
+    fields = read_rotated(settings, head_width=128)
     return (
         fields
-        | read_rotary(settings, fields["head_width"])
         | read_qwen_windows(settings, fields["layers"])
         | {
             "biases": read_biases(settings),

@@ -13,10 +13,10 @@ from prompt_tuning.families.llama_layout import (
     PREFIX,
     TABLES,
     layout_recipes,
-    read_layout,
+    read_rotated,
 )
 from prompt_tuning.families.memory_layout import memory_shares, tap_names
-from prompt_tuning.families.rotary_settings import FULL, read_rotary
+from prompt_tuning.families.rotary_settings import FULL
 
 LINEAR = "linear_attention"
 OUTPUT = {"gated_delta/output": "linear_attn.out_proj"}
@@ -40,12 +40,13 @@ def read_qwen3_5(
 
     `feed_forward` names the setting for the width of feed-forward layers.
     """
-    fields = read_layout(settings, head_width=256, feed_forward=feed_forward)
+    fields = read_rotated(
+        settings, head_width=256, feed_forward=feed_forward, partial=0.25
+    )
     settings.require("attention_bias", False, "biases are not implemented")
     settings.require("hidden_act", "silu", "the convolution has SiLU")
     return (
         fields
-        | read_rotary(settings, fields["head_width"], partial=0.25)
         | {"norm": "rms_plus_one", "query_key_norm": "head", "gated_attention": True}
         | read_delta_layers(settings, fields["layers"])
     )

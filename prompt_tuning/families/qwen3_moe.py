@@ -11,19 +11,18 @@ from prompt_tuning.families.expert_layout import (
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
 from prompt_tuning.families.layer_settings import read_windows
 from prompt_tuning.families.llama import LLAMA
-from prompt_tuning.families.llama_layout import read_layout
-from prompt_tuning.families.rotary_settings import FULL, SLIDING, read_rotary
+from prompt_tuning.families.llama_layout import read_rotated
+from prompt_tuning.families.rotary_settings import FULL, SLIDING
 
 
 def read_qwen3_moe(settings: HuggingFaceSettings) -> dict[str, Any]:
     """Returns fields of `ModelConfig`; see `Family.read_fields`."""
-    fields = read_layout(settings)
+    fields = read_rotated(settings)
     windows = settings.flag("use_sliding_window", False)
     kind = SLIDING if windows and "sliding_window" in settings else FULL
     count = "num_experts" if "num_experts" in settings else "num_local_experts"
     return (
         fields
-        | read_rotary(settings, fields["head_width"])
         | read_windows(settings, fields["layers"], [kind] * fields["layers"])
         | read_experts(settings, count)
         | read_dense_layers(settings)

@@ -7,9 +7,8 @@ three are the same, so positions are the usual ones.
 from typing import Any
 
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
-from prompt_tuning.families.llama_layout import read_biases, read_layout
+from prompt_tuning.families.llama_layout import read_biases, read_rotated
 from prompt_tuning.families.qwen3 import QWEN3
-from prompt_tuning.families.rotary_settings import read_rotary
 from prompt_tuning.families.text_part import (
     ALIASES,
     IMAGE_TOKENS,
@@ -22,12 +21,8 @@ from prompt_tuning.families.text_part import (
 
 def read_qwen3_vl_text(settings: HuggingFaceSettings) -> dict[str, Any]:
     """Returns fields of `ModelConfig` for the text model; see `Family.read_fields`."""
-    fields = read_layout(settings, head_width=128)
-    return (
-        fields
-        | read_rotary(settings, fields["head_width"], base=500_000.0)
-        | {"query_key_norm": "head", "biases": read_biases(settings)}
-    )
+    fields = read_rotated(settings, head_width=128, base=500_000.0)
+    return fields | {"query_key_norm": "head", "biases": read_biases(settings)}
 
 
 def read_qwen3_vl(settings: HuggingFaceSettings) -> dict[str, Any]:

@@ -15,20 +15,21 @@ from prompt_tuning.families.expert_layout import (
     turned_experts,
 )
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
-from prompt_tuning.families.llama_layout import layout_recipes, read_layout
+from prompt_tuning.families.llama_layout import (
+    layout_recipes,
+    read_rotated,
+)
 from prompt_tuning.families.qwen3_vl import QWEN3_VL
-from prompt_tuning.families.rotary_settings import read_rotary
 from prompt_tuning.families.text_part import part_names, read_text_part
 
 
 def read_qwen3_vl_moe_text(settings: HuggingFaceSettings) -> dict[str, Any]:
     """Returns fields of `ModelConfig` for the text model; see `Family.read_fields`."""
-    fields = read_layout(settings)
+    fields = read_rotated(settings, base=500_000.0)
     count = "num_experts" if "num_experts" in settings else "num_local_experts"
     biased = settings.flag("attention_bias", False)
     return (
         fields
-        | read_rotary(settings, fields["head_width"], base=500_000.0)
         | read_experts(settings, count)
         | read_dense_layers(settings)
         | {

@@ -4,8 +4,7 @@ from typing import Any
 
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
 from prompt_tuning.families.llama import LLAMA
-from prompt_tuning.families.llama_layout import read_layout
-from prompt_tuning.families.rotary_settings import read_rotary
+from prompt_tuning.families.llama_layout import read_rotated
 
 BIASES = {
     (False, False, False): "none",
@@ -26,12 +25,8 @@ def read_seed_oss(settings: HuggingFaceSettings) -> dict[str, Any]:
     if (inward, outward, feed_forward) not in BIASES:
         expected = f"{not inward} with attention_out_bias = {outward} and mlp_bias = "
         settings.refuse("attention_bias", f"{expected}{feed_forward}")
-    fields = read_layout(settings, head_width=128)
-    return (
-        fields
-        | read_rotary(settings, fields["head_width"])
-        | {"biases": BIASES[inward, outward, feed_forward]}
-    )
+    fields = read_rotated(settings, head_width=128)
+    return fields | {"biases": BIASES[inward, outward, feed_forward]}
 
 
 SEED_OSS = LLAMA.like(

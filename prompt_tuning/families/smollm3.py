@@ -5,13 +5,13 @@ from typing import Any
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
 from prompt_tuning.families.layer_settings import read_unrotated, read_windows
 from prompt_tuning.families.llama import LLAMA
-from prompt_tuning.families.llama_layout import read_biases, read_layout
-from prompt_tuning.families.rotary_settings import FULL, SLIDING, read_rotary
+from prompt_tuning.families.llama_layout import read_biases, read_rotated
+from prompt_tuning.families.rotary_settings import FULL, SLIDING
 
 
 def read_smollm3(settings: HuggingFaceSettings) -> dict[str, Any]:
     """Returns fields of `ModelConfig`; see `Family.read_fields`."""
-    fields = read_layout(settings, tied=True)
+    fields = read_rotated(settings, tied=True, base=2_000_000.0)
     layers = fields["layers"]
     unrotated = read_unrotated(settings, layers)
     kinds = [FULL] * layers
@@ -21,7 +21,6 @@ def read_smollm3(settings: HuggingFaceSettings) -> dict[str, Any]:
         kinds = [SLIDING if i in unrotated else FULL for i in range(layers)]
     return (
         fields
-        | read_rotary(settings, fields["head_width"], base=2_000_000.0)
         | read_windows(settings, layers, kinds)
         | {
             "key_value_heads": settings.size("num_key_value_heads"),

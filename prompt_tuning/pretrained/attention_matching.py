@@ -63,11 +63,7 @@ class _ReadWindows(NamedTuple):
 
 
 def check_matching(start: PrefixStart, config: ModelConfig, *, on_mesh: bool) -> None:
-    """Checks that the closed form supports a model's attention.
-
-    Raises:
-      InputError: names what it does not support.
-    """
+    """Checks that the closed form supports a model's attention."""
     part = text_parts(start, config)[0]
     length, reason = len(part.tokens) + _window(part, config), None
     if config.positions not in ("rotary", "learned"):

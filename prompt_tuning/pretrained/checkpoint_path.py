@@ -71,11 +71,7 @@ def _find_local(name: str) -> Path:
 
 
 def _find_gguf(folder: Path) -> Path | None:
-    """Returns the GGUF file in a folder without other weights, or None.
-
-    Raises:
-      InputError: if there is more than one.
-    """
+    """Returns the GGUF file in a folder without other weights, or None."""
     files = sorted(folder.glob(f"*{SUFFIX}"))
     if not files or any(folder.glob("*.safetensors")):
         return None

@@ -89,11 +89,7 @@ def open_classes(
 
 
 def _check_architecture(layers: ClassLayers, config: ModelConfig) -> None:
-    """Checks that transformers has such a head for models of the family.
-
-    Raises:
-      InputError: for encoder-decoders other than BART and T5, and tags in those.
-    """
+    """Checks that transformers has such a head for models of the family."""
     if config.architecture == "encoder_decoder" and not layers.dense:
         raise InputError(
             "ClassHead is for decoder-only models, encoders, whole texts in BART "
@@ -104,11 +100,7 @@ def _check_architecture(layers: ClassLayers, config: ModelConfig) -> None:
 
 
 def _pooling(spec: ClassHead, config: ModelConfig, problem: ClassProblem) -> Pooling:
-    """Returns the states that the head reads.
-
-    Raises:
-      InputError: if it cannot read the chosen ones.
-    """
+    """Returns the states that the head reads."""
     if problem == "tokens":
         if spec.pooling not in (None, "last"):
             raise InputError(
@@ -132,11 +124,7 @@ def _pooling(spec: ClassHead, config: ModelConfig, problem: ClassProblem) -> Poo
 
 
 def _labels(spec: ClassHead, config: ModelConfig) -> tuple[str, ...]:
-    """Returns the names of the classes, or of numbers.
-
-    Raises:
-      InputError: if there are none.
-    """
+    """Returns the names of the classes, or of numbers."""
     numbers = (spec.problem or config.problem) == "regression"
     labels = tuple(spec.labels or config.labels or ((VALUE,) if numbers else ()))
     if not labels:

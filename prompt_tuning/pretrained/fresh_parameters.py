@@ -52,9 +52,6 @@ def check_on_device(paths: Iterable[str], weights: str) -> None:
     """Checks that the frozen weights are where adapters that read them need them.
 
     `paths` are all parameters'; `weights` is `Pretrained.weights`.
-
-    Raises:
-      InputError: if they are not on the device.
     """
     paths = list(paths)
     if weights == DEVICE:

@@ -66,11 +66,7 @@ def find_cached(name: HubName) -> Path | None:
 
 
 def check_available(name: HubName) -> None:
-    """Checks that a model is in the cache or may be downloaded, without a connection.
-
-    Raises:
-      InputError: if neither holds.
-    """
+    """Checks, without a connection, that a model is cached or may be downloaded."""
     if find_cached(name) is None and _library(name).constants.is_offline_mode():
         raise InputError(_unreachable(name, "HF_HUB_OFFLINE is set"))
 
@@ -159,11 +155,7 @@ def _small_files(files: Collection[str]) -> list[str]:
 def _weight_files(
     name: HubName, files: Collection[str], fetch: Callable[[str], Path]
 ) -> list[str]:
-    """Returns the files of weights that `open_safetensors` reads, and their index.
-
-    Raises:
-      InputError: if there are none.
-    """
+    """Returns the files of weights that `open_safetensors` reads, and their index."""
     if WEIGHTS in files:
         return [WEIGHTS]
     if INDEX in files:

@@ -35,9 +35,6 @@ def open_checkpoint(
 
     Returns:
       the config of the model, the recipes of its parameters, and the stored tensors.
-
-    Raises:
-      InputError: if the checkpoint does not exist or cannot be opened.
     """
     choices = {
         "compute_dtype": source.compute_dtype,
@@ -106,11 +103,7 @@ def with_whole_scales(config: ModelConfig, mesh: MeshShape | None) -> ModelConfi
 
 
 def read_frozen(source: Pretrained, path: str) -> np.ndarray:
-    """Reads one parameter of a checkpoint, in its stored dtype.
-
-    Raises:
-      InputError: if the checkpoint cannot be read, or lacks an array of it.
-    """
+    """Reads one parameter of a checkpoint, in its stored dtype."""
     _, recipes, stored = open_checkpoint(source)
     recipe, arrays = recipes[path], []
     for name in recipe.sources:
@@ -124,9 +117,6 @@ def read_vocabulary(source: Pretrained) -> Vocabulary:
     """Opens the embedding table and the tokenizer of a checkpoint.
 
     Rows of the table are read on request.
-
-    Raises:
-      InputError: if the checkpoint cannot be read.
     """
     config, recipes, stored = open_checkpoint(source)
     return Vocabulary(

@@ -68,11 +68,7 @@ def open_tokens(
 
 
 def check_one_device(weights: str, mesh: bool) -> None:
-    """Checks that rows of single tokens can be trained where a model's weights are.
-
-    Raises:
-      InputError: if it is on a mesh, or its weights are streamed.
-    """
+    """Checks that rows of single tokens can be trained where a model's weights are."""
     if mesh or weights == "streamed":
         found = "Run.mesh is set" if mesh else "Pretrained.weights is 'streamed'"
         raise InputError(
@@ -108,11 +104,7 @@ def _new_texts(spec: TrainedTokens, tokenizer: Tokenizer | None) -> list[str]:
 def _find_ids(
     name: str, tokens: Sequence[str | int], tokenizer: Tokenizer | None
 ) -> list[int]:
-    """Returns the id of each token.
-
-    Raises:
-      InputError: if a text is not a token, or one is named twice.
-    """
+    """Returns the id of each token."""
     ids: list[int] = []
     for token in tokens:
         id = token
@@ -133,11 +125,7 @@ def _find_ids(
 
 
 def _check_beyond(ids: Sequence[int], rows: int, size: int) -> None:
-    """Checks that all tokens beyond the table have a trained row.
-
-    Raises:
-      InputError: names the first one without.
-    """
+    """Checks that all tokens beyond the table have a trained row."""
     missing = next((id for id in range(rows, size) if id not in ids), None)
     if missing is not None:
         raise InputError(

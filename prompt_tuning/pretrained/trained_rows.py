@@ -54,9 +54,6 @@ def open_rows(
     Returns:
       the model's config and tokenizer with new tokens and classes, and the prompts with
       the rows.
-
-    Raises:
-      InputError: if the model cannot have them.
     """
     config, recipes, stored = opened
     head = tuning.class_head

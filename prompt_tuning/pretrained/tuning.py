@@ -179,11 +179,7 @@ class PromptPair:
         return 0 if self.prompt is None else self.prompt.length
 
     def check_positions(self, config: ModelConfig) -> None:
-        """Checks that a model has positions for more than the prompt.
-
-        Raises:
-          InputError: if not.
-        """
+        """Checks that a model has positions for more than the prompt."""
         positions = config.maximum_positions
         if positions is not None and self.length >= positions:
             raise InputError(

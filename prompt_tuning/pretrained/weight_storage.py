@@ -35,11 +35,7 @@ def check_location(
     on_mesh: bool,
     policies: Iterable[Rematerialization | None],
 ) -> None:
-    """Checks that the other settings permit a location of weights.
-
-    Raises:
-      InputError: names the setting to change.
-    """
+    """Checks that the other settings permit a location of weights."""
     if trained_weights == HOST and weights != STREAMED:
         raise InputError(
             f"Pretrained.trained_weights is {HOST!r} and Pretrained.weights "
@@ -71,11 +67,7 @@ def check_location(
 
 
 def check_by_layer(weights: str, config: ModelConfig) -> None:
-    """Checks that a model's layers can be brought to the device one by one.
-
-    Raises:
-      InputError: if its layers are not all alike.
-    """
+    """Checks that a model's layers can be brought to the device one by one."""
     if weights != DEVICE:
         check_alike(
             config,
@@ -205,9 +197,6 @@ class WeightStorage:
         """Rejects an action that reads the weights too often to stream them.
 
         The message begins with `action`, a clause.
-
-        Raises:
-          InputError: if any weights are streamed.
         """
         if self.by_layer:
             raise InputError(

@@ -108,11 +108,7 @@ class CallForm(abc.ABC):
 
     @abc.abstractmethod
     def call(self, name: str, parameters: Mapping[str, Any], rules: Rules) -> str:
-        """Returns the grammar of a call.
-
-        Raises:
-          UnwritableError: if the form cannot express it.
-        """
+        """Returns the grammar of a call."""
 
     def answer(self, call: str, opening: str, closing: str, parallel: bool) -> str:
         """Returns the grammar of an answer that consists of calls.
@@ -138,11 +134,7 @@ def quoted(text: str) -> str:
 
 
 def check_name(name: str, pattern: str) -> None:
-    """Checks that a name matches a pattern of the syntax.
-
-    Raises:
-      UnwritableError: if it does not.
-    """
+    """Checks that a name matches a pattern of the syntax."""
     if re.fullmatch(pattern, name) is None:
         raise UnwritableError
 
@@ -259,11 +251,7 @@ def choices_of(schema: Mapping[str, Any]) -> list[Any]:
 
 
 def list_of(value: Any) -> list[Any]:
-    """Returns a value of a schema if it is a list.
-
-    Raises:
-      UnwritableError: if it is not.
-    """
+    """Returns a value of a schema if it is a list."""
     if not isinstance(value, list):
         raise UnwritableError
     return value

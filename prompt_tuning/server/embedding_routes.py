@@ -132,11 +132,7 @@ class EmbeddingRoutes:
 
 
 def read_embedding(body: JsonObject) -> EmbeddingBody:
-    """Reads the body of `/v1/embeddings`.
-
-    Raises:
-      InputError: if a value cannot be used.
-    """
+    """Reads the body of `/v1/embeddings`."""
     inputs = read_prompts(body, "input")
     if len(inputs) > MAXIMUM_INPUTS:
         raise InputError(

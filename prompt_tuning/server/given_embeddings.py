@@ -15,9 +15,6 @@ def read_embeddings(body: JsonObject) -> list[np.ndarray]:
 
     Each is base64 of a safetensors file with one tensor `[T, D]`. vLLM's are pickled by
     torch, which could run code; they are refused.
-
-    Raises:
-      InputError: if one cannot be read.
     """
     value = body.value("prompt_embeds", None)
     if value is None:

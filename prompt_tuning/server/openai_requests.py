@@ -106,11 +106,7 @@ class ChatBody(CommonBody):
 
 
 def read_body(content: bytes) -> JsonObject:
-    """Parses a body.
-
-    Raises:
-      InputError: if it is not a JSON object.
-    """
+    """Parses a body."""
     return as_object(parse_json(content, "the body"), "the body")
 
 
@@ -183,9 +179,6 @@ def read_chat(body: JsonObject, room: int) -> ChatBody:
     """Reads the body of `/v1/chat/completions`.
 
     New tokens may take all `room` positions of a slot.
-
-    Raises:
-      InputError: if a field is refused, or a value cannot be used.
     """
     unknown = check_known(body, CHAT)
     top = body.integer("top_logprobs", None, maximum=MAXIMUM_LOGPROBS)

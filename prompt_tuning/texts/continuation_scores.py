@@ -49,9 +49,6 @@ def score_continuations(
 
     Rows of causal models are scored by an engine, which reads a common beginning of
     contexts once. Other rows are scored in batches, like labels in an evaluation.
-
-    Raises:
-      InputError: if a continuation has no token, or nothing precedes it.
     """
     chosen = texts.find(adapter)
     rows = [_encode(chosen, *pair, number) for number, pair in enumerate(pairs)]

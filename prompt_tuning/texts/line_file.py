@@ -113,9 +113,6 @@ class LineFile:
         Args:
           start: number of lines to skip, because their results are known.
           last: line number of the last of these, for a check.
-
-        Raises:
-          InputError: if that number does not match.
         """
         waiting: deque[_Row] = deque()
 

@@ -49,11 +49,7 @@ class Session:
         return opening(text, self._texts.model, chat=self._settings.chat)
 
     def choose_adapter(self, name: str) -> str:
-        """Switches to another adapter; returns a message about it.
-
-        Raises:
-          InputError: if no adapter has the name.
-        """
+        """Switches to another adapter; returns a message about it."""
         self._texts.find(name)
         self._settings = dataclasses.replace(self._settings, adapter=name)
         return f"answers come from {name} now"

@@ -216,11 +216,7 @@ def _whole_text(text: str, tokenizer: Tokenizer) -> Line:
 def join_studies(
     folder: Path, studies: Sequence[OldStudy], tokenizer: Tokenizer
 ) -> StudyFiles:
-    """Writes rows about several texts as one study; each keeps its teacher's context.
-
-    Raises:
-      InputError: if the folder has rows made from something else.
-    """
+    """Writes rows about several texts as one study; each keeps its context."""
     lines: list[Line] = []
     train: list[Line] = []
     held_out: list[Line] = []

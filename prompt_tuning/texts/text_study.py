@@ -197,11 +197,7 @@ def _check_model(model: PromptedModel) -> None:
 
 
 def _kinds(tokenizer: Tokenizer, study: TextStudy) -> tuple[str, ...]:
-    """Returns the kinds of rows.
-
-    Raises:
-      InputError: if conversations are requested from a model without a chat template.
-    """
+    """Returns the kinds of rows."""
     chats = has_chat_template(tokenizer)
     if study.reasoning is not None and not chats:
         raise InputError(

@@ -154,9 +154,6 @@ class Texts:
         """Loads an adapter, which texts can then choose by name.
 
         It replaces a loaded adapter of this name.
-
-        Raises:
-          InputError: if it cannot be read or belongs to another model.
         """
         adapter = self.read(name, Path(path))
         self.add(adapter)
@@ -235,9 +232,6 @@ class Texts:
             template's keys, or token ids.
           settings: how it is continued.
           location: source of a conversation, for messages.
-
-        Raises:
-          InputError: if it cannot be continued.
         """
         settings = settings or TextSettings()
         adapter = self.find(settings.adapter)
@@ -295,9 +289,6 @@ class Texts:
         Args:
           requests: results of `request`. Make all of them first, or know their lengths.
           settings: the number of slots, and beam search if any.
-
-        Raises:
-          InputError: if a request cannot be continued.
         """
         settings = settings or TextSettings()
         if settings.beams is not None:

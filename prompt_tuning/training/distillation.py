@@ -189,11 +189,7 @@ def _longest_row(model: PromptedModel, examples: Examples | ExampleGroups) -> in
 def _open_example_teacher(
     own: OwnContexts, model: PromptedModel, examples: Examples | ExampleGroups
 ) -> ExampleTeacher:
-    """Builds the teacher that reads each example's own context before it.
-
-    Raises:
-      InputError: if the model cannot read such contexts, or one is too long.
-    """
+    """Builds the teacher that reads each example's own context before it."""
     config, reason = model.config, None
     if config.architecture != "decoder_only" or config.bidirectional:
         reason = "the model is not a decoder alone"

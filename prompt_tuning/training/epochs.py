@@ -13,9 +13,6 @@ def steps_of_epochs(run: Run, epochs: int | float) -> int:
     """Returns the number of steps of `epochs` passes over a run's data.
 
     A fraction is rounded up to whole steps.
-
-    Raises:
-      InputError: if the data or a setting cannot be used.
     """
     return count_steps(plan_run(run), epochs)
 

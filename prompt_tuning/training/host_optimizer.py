@@ -86,9 +86,6 @@ class HostOptimizer:
         """Returns the state of a run before its first step.
 
         `transfer` must be None: the run cannot start from another one.
-
-        Raises:
-          InputError: if `transfer` is given.
         """
         if transfer is not None:
             raise InputError(

@@ -93,12 +93,7 @@ def reads_own_batches(members: Sequence[RunPlan]) -> bool:
 
 
 def _check_own_batches(member: RunPlan) -> None:
-    """Checks that batches can be padded to one shape.
-
-    Raises:
-      InputError: if that would exceed a token budget, or change a loss that counts
-        padding.
-    """
+    """Checks that batches can be padded to one shape."""
     objective = member.run.objective
     if objective is not None and objective.counts_padding:
         raise InputError(

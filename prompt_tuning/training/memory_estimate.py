@@ -73,11 +73,7 @@ class MemoryEstimate:
 
     @classmethod
     def open(cls, run: Run) -> "MemoryEstimate":
-        """Opens a run and finds its largest batch.
-
-        Raises:
-          InputError: if the run cannot be used, or its weights are not on the device.
-        """
+        """Opens a run and finds its largest batch."""
         if run.model.weights != "device":
             raise InputError(
                 f"Pretrained.weights is {shown(run.model.weights)}: memory is "
@@ -212,11 +208,7 @@ class StepTimer:
     """Times steps of a run; reads the frozen model once."""
 
     def __init__(self, estimate: MemoryEstimate):
-        """Reads the model.
-
-        Raises:
-          InputError: if the checkpoint turns out to be damaged.
-        """
+        """Reads the model."""
         self._estimate = estimate
         self._parameters = estimate.run_plan.model.read_parameters()
         _, self._frozen = parameter_groups.partition(

@@ -12,11 +12,7 @@ from prompt_tuning.prompts.low_rank import EVA
 
 
 def check_methods(run: Run, model: PromptedModel) -> None:
-    """Checks the needs of constant prompts, example prompts and LoRA from activations.
-
-    Raises:
-      InputError: with the setting that contradicts them.
-    """
+    """Checks the needs of constant and example prompts and LoRA from activations."""
     _check_constant(model.plan.abstract, run)
     _check_activation_starts(run, model)
     _check_context_prompt(run, model)

@@ -59,11 +59,7 @@ def load_learned(
     *,
     context_ids: Sequence[int] = (),
 ) -> Examples:
-    """Opens examples, with the contexts that a distillation reads before them.
-
-    Raises:
-      InputError: as `load_examples`.
-    """
+    """Opens examples, with the contexts that a distillation reads before them."""
     contexts = context_column(objective)
     return load_examples(source, model, context_ids=context_ids, contexts=contexts)
 
@@ -85,11 +81,7 @@ def open_evaluator(
     evaluation: Evaluation,
     examples: Examples | None = None,
 ) -> Evaluator:
-    """Opens an evaluation, which also measures the training objective if possible.
-
-    Raises:
-      InputError: if the held-out data cannot be used.
-    """
+    """Opens an evaluation, which also measures the training objective if possible."""
     if isinstance(objective, Contrastive):
         return RetrievalEvaluator(model, evaluation, objective)
     preferences = held_out_preferences(objective, model, evaluation)
@@ -126,9 +118,6 @@ def held_out_preferences(
 
     Returns:
       None for other objectives, and for data that has only completions.
-
-    Raises:
-      InputError: if the answers cannot be used.
     """
     if objective is None or not objective.judges_answers:
         return None

@@ -165,12 +165,7 @@ def _with_activation_starts(
 def _with_stored_columns(
     trainers: Sequence[Trainer], objective: Objective, parameters: Parameters
 ) -> Sequence[Trainer]:
-    """Checks a reference, and adds the stored predictions of it or of a teacher.
-
-    Raises:
-      InputError: if the reference is a run of another model, or predictions would be
-        stored for more than one run.
-    """
+    """Checks a reference, and adds the stored predictions of it or of a teacher."""
     reference, trainer = getattr(objective, "reference", None), trainers[0]
     model = reference.model if isinstance(reference, StoredReference) else reference
     if isinstance(model, RunReference):

@@ -40,11 +40,7 @@ class PipelinePreview:
 
     @classmethod
     def open(cls, run: Run) -> "PipelinePreview":
-        """Opens a run and plans its pipeline.
-
-        Raises:
-          InputError: if the run cannot be used, or has only one stage.
-        """
+        """Opens a run and plans its pipeline."""
         if run.stages == 1:
             raise InputError(
                 "the run has one stage: give --gin.MeshShape.stage=N, with N the "

@@ -36,11 +36,7 @@ def whole_mesh(run: Run) -> MeshShape | None:
 
 
 def check_division(run: Run, config: ModelConfig) -> None:
-    """Checks that a model's blocks can be split among the run's stages, if any.
-
-    Raises:
-      InputError: naming what to set.
-    """
+    """Checks that a model's blocks can be split among the run's stages, if any."""
     if run.pipeline is None:
         return
     if config.labels:

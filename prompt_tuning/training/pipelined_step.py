@@ -30,9 +30,6 @@ def pipelined_gradients(
     """Splits a run's model into stages; nothing is traced yet.
 
     Pipelines can share the `placed` frozen parameters.
-
-    Raises:
-      InputError: if the stages cannot compute the model.
     """
     run, model = plan.run, plan.model
     assert run.mesh is not None and model.placement is not None

@@ -183,12 +183,7 @@ class Recorder:
         return self.measured
 
     def _refuse_not_finite(self, when: str, values: Mapping[str, Any]) -> None:
-        """Raises an error if a value is not finite.
-
-        Raises:
-          NotFiniteError: with the first such value, its cause if that is a frozen
-            parameter, and the newest checkpoint.
-        """
+        """Raises an error if a value is not finite."""
         bad = [name for name, value in values.items() if not math.isfinite(value)]
         if not bad:
             return

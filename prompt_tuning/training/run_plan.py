@@ -152,11 +152,7 @@ def _tokens_in(file: Path) -> TrainedTokens | None:
 
 
 def refuse_stages(run: Run, subject: str) -> None:
-    """Raises an error for more than one stage, where stages are not supported.
-
-    Raises:
-      InputError: naming what to set.
-    """
+    """Raises an error for more than one stage, where stages are not supported."""
     if run.stages > 1:
         raise InputError(
             f"MeshShape.stage is {run.stages}, but {subject} supports one stage only: "
@@ -190,11 +186,7 @@ class RunPlan:
         return self.run.data
 
     def examples(self) -> Examples | ExampleGroups:
-        """Opens the training examples, with one row per compared label or answer.
-
-        Raises:
-          InputError: if a file or a row cannot be used.
-        """
+        """Opens the training examples, with one row per compared label or answer."""
         objective, share = self.run.objective or NATS_PER_WEIGHT, not self.run.pipeline
         self._check_head(objective)
         if self.run.rollouts is not None:

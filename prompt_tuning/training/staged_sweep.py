@@ -126,9 +126,6 @@ def check_stages(run: Run, plan: PipelinePlan, at_once: int | None) -> None:
     """Checks that members can follow each other through the stages of a plan.
 
     `at_once` must be None in stages.
-
-    Raises:
-      InputError: naming what to set.
     """
     if run.pipeline is not None and run.pipeline.joined_p2:
         raise InputError(
@@ -155,11 +152,7 @@ def staged_sweep_step(
     *,
     own_batches: bool,
 ) -> StagedSweepStep:
-    """Builds the step of a sweep whose model is in stages.
-
-    Raises:
-      InputError: if the stages cannot compute the model.
-    """
+    """Builds the step of a sweep whose model is in stages."""
     placed = FrozenParts()
     # Members with prompts of one length share the stages' programs.
     by_length: dict[int, PipelinedGradients] = {}

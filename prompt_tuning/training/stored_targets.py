@@ -123,11 +123,7 @@ def _pack_top(found: Values) -> Values:
 
 
 def _unpack_top(count: int, vocabulary_size: int, values: Values) -> Values:
-    """Returns ids and log-probabilities `[m, K]`; -inf marks padding.
-
-    Raises:
-      ValueError: if their numbers differ, or a token is unknown.
-    """
+    """Returns ids and log-probabilities `[m, K]`; -inf marks padding."""
     kept, tokens = np.arange(count) < values[COUNTS][:, None], values[TOP_IDS]
     if not kept.sum() == len(tokens) == len(values[TOP_LOGPROBS]):
         raise ValueError("other numbers of tokens are stored than counted")

@@ -120,11 +120,7 @@ class TransferSource:
         return dataclasses.replace(self, leaves={prompts[0]: leaf})
 
     def check_scalings(self, loras: Mapping[str, LowRank]) -> None:
-        """Checks that the model scales its LoRAs by the same numbers.
-
-        Raises:
-          InputError: with the setting for the same scaling.
-        """
+        """Checks that the model scales its LoRAs by the same numbers."""
         for projection, scaling in self.scalings.items():
             lora = loras.get(projection)
             if lora is None or math.isclose(lora.scaling, scaling, rel_tol=1e-6):
@@ -145,9 +141,6 @@ def read_source(
 
     `model` is compared with copies of its embeddings and head in a PEFT folder; None
     for a run's own checkpoint, which has no copies.
-
-    Raises:
-      InputError: if there is nothing at the path that this model can use.
     """
     checkpoint, config = find_checkpoint(path), config.without_new_tokens
     if checkpoint is None:
@@ -319,11 +312,7 @@ def _check_biases(source: TransferSource, trained: Shapes) -> None:
 
 
 def check_shape(origin: str, path: str, leaf: Any, expected: Any) -> None:
-    """Checks that a parameter has the model's shape.
-
-    Raises:
-      InputError: with both shapes.
-    """
+    """Checks that a parameter has the model's shape."""
     if tuple(leaf.shape) != tuple(expected.shape):
         raise InputError(
             f"{origin} contains {path} of shape {tuple(leaf.shape)}, but the model "

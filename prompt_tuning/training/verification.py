@@ -70,9 +70,6 @@ def verify_run(
 
     It stops at the first step that differs. Evaluations are skipped: nothing that is
     learned depends on them. The directory of the recorded run is only read.
-
-    Raises:
-      InputError: if the run cannot be repeated.
     """
     directory = Path(run.directory)
     config = read_limited(directory / CONFIG_FILE, MAXIMUM_BYTES).decode()

@@ -102,9 +102,6 @@ def open_source(
     """Reads the adapters of a run, checkpoint, PEFT folder or file.
 
     `allow_imports` lets a run's config import modules, which runs their code.
-
-    Raises:
-      InputError: if there are none, or they cannot be read.
     """
     if not path.exists():
         raise InputError(f"{path} does not exist; expected an adapter or a run")

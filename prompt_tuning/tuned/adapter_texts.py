@@ -42,9 +42,6 @@ def text_encoding_of(
     """Returns how an adapter's texts are encoded.
 
     `source` has the data settings for an adapter without its own.
-
-    Raises:
-      InputError: if its run cannot be read.
     """
     folder = run_folder(path)
     if folder is not None:
@@ -133,11 +130,7 @@ class AdapterTextSettings:
 
     @classmethod
     def read(cls, path: Path) -> "AdapterTextSettings":
-        """Reads the settings of an adapter.
-
-        Raises:
-          InputError: if its run cannot be read.
-        """
+        """Reads the settings of an adapter."""
         folder = run_folder(path)
         if folder is not None:
             run = read_run_directory(folder)

@@ -49,9 +49,6 @@ def export_adapters(model: LanguageModel) -> list[Adapter]:
     A prompt is evaluated by its module without dropout: reparameterized prompts are
     folded, padding is removed, and prompts of several tasks are factorized unless they
     already are.
-
-    Raises:
-      InputError: if a projection's adapter cannot be exported.
     """
     parameters: dict[str, Arrays] = {}
     settings: dict[str, dict[str, Any]] = {}

@@ -81,9 +81,6 @@ def encode_inputs(
 
     Lines have the keys of the data, or are plain texts; see `input_lines`. Without
     `prompt_id`, each input selects its own prompt.
-
-    Raises:
-      InputError: if a line lacks a key or its text cannot be encoded.
     """
     encode = _InputEncoder(model, source)
     tasks = None if prompt_id is not None else tasks_of(source, model.interface)

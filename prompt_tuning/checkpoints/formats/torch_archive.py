@@ -64,11 +64,7 @@ def read_torch_archive(file: Path) -> dict[str, np.ndarray]:
 
 
 def read_torch_lists(file: Path) -> dict[str, list[np.ndarray]]:
-    """Reads a dictionary of lists of tensors, or of `torch.nn.ParameterList`.
-
-    Raises:
-      InputError: see `read_torch_archive`.
-    """
+    """Reads a dictionary of lists of tensors, or of `torch.nn.ParameterList`."""
     content = _read(file)
     lists = {
         name: list(value.values()) if isinstance(value, _ParameterList) else value
@@ -257,11 +253,7 @@ class _TensorPickle:
 
 
 def _parameters(state: dict[str, Any]) -> dict[str, Any]:
-    """Returns the parameters of a module's state.
-
-    Raises:
-      InputError: if they are not a dictionary; see `_named`.
-    """
+    """Returns the parameters of a module's state."""
     parameters = state.get("_parameters", {})
     if not isinstance(parameters, dict):
         raise InputError(EXPECTED)
@@ -269,11 +261,7 @@ def _parameters(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _named(names: list[Any], values: list[Any]) -> dict[str, Any]:
-    """Returns values by their names.
-
-    Raises:
-      InputError: if a name is not a text; hashing deep tuples overflows Python's stack.
-    """
+    """Returns values by their names."""
     if not all(isinstance(name, str) for name in names):
         raise InputError(EXPECTED)
     return dict(zip(names, values, strict=True))

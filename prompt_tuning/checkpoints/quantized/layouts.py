@@ -157,9 +157,6 @@ class NormalFloatLayout(Layout):
         Args:
           group: number of weights in a block; None for 64.
           nested: whether to store scales in eight bits, with second-level scales.
-
-        Raises:
-          InputError: if bitsandbytes does not read such blocks.
         """
         super().__init__(64 if group is None else group)
         if self.group not in self.SIZES:

@@ -23,11 +23,7 @@ Encoder = Callable[[StoredTensor], Codes | None]
 
 @contextlib.contextmanager
 def naming(weight: str) -> Iterator[None]:
-    """Adds the name of a weight to the beginning of errors.
-
-    Raises:
-      InputError: instead of one without the name.
-    """
+    """Adds the name of a weight to the beginning of errors."""
     try:
         yield
     except InputError as error:
@@ -37,11 +33,7 @@ def naming(weight: str) -> Iterator[None]:
 def refuse_both(
     stored: Mapping[str, StoredTensor], weight: str, quantized: str
 ) -> None:
-    """Refuses a weight that is stored both unquantized and quantized.
-
-    Raises:
-      InputError: gives both names.
-    """
+    """Refuses a weight that is stored both unquantized and quantized."""
     if weight in stored:
         raise InputError(
             f"{stored[weight].source} has {weight}, and {stored[quantized].source} has "

@@ -168,9 +168,6 @@ def seal_sharded(directory: Path, state: dict[str, Any]) -> None:
 
     `state` is JSON with the description of the leaves (see `described`); files and
     checksum are added.
-
-    Raises:
-      InputError: if `state` is not JSON.
     """
     content: dict[str, Any] = {"format": SHARDED_FORMAT, **state, "files": {}}
     for path in sorted((directory / orbax_arrays.FOLDER).rglob("*")):
@@ -258,11 +255,7 @@ def read_trained(directory: Path, state: dict[str, Any]) -> dict[str, np.ndarray
 
 
 def open_trained(directory: Path, state: dict[str, Any]) -> dict[str, Leaf]:
-    """Opens the trained leaves; in Orbax's format they are read on request.
-
-    Raises:
-      InputError: see `read_trained`.
-    """
+    """Opens the trained leaves; in Orbax's format they are read on request."""
     if state["format"] == SHARDED_FORMAT:
         return _stored(directory, TRAINED, state)
     return {
@@ -346,11 +339,7 @@ def kind(leaf: Any) -> tuple[tuple[int, ...], Any]:
 
 
 def _read_leaf(path: Path, shape: tuple[int, ...]) -> np.ndarray:
-    """Reads one trained leaf.
-
-    Raises:
-      InputError: if it is not a float32 array of that shape.
-    """
+    """Reads one trained leaf."""
     array = read_npy(path)
     if array.shape != shape or array.dtype != np.float32:
         raise InputError(

@@ -41,22 +41,14 @@ def check_state(path: Path, content: dict[str, Any]) -> None:
 
 
 def check_files(path: Path, content: dict[str, Any]) -> None:
-    """Checks the description of leaves in NumPy's formats; see `check_state`.
-
-    Raises:
-      InputError: for the first field that is missing or wrong.
-    """
+    """Checks the description of leaves in NumPy's formats; see `check_state`."""
     for _, leaf in _entries(JsonObject(str(path), content), TRAINED):
         path_within(path.parent, leaf.value("file"), leaf.source)
         check_shape(leaf.value("shape"), leaf.source)
 
 
 def check_sharded(path: Path, content: dict[str, Any]) -> None:
-    """Checks the description of leaves in Orbax's format; see `check_state`.
-
-    Raises:
-      InputError: for the first field that is missing or wrong.
-    """
+    """Checks the description of leaves in Orbax's format; see `check_state`."""
     state = JsonObject(str(path), content)
     for group in (TRAINED, OPTIMIZER):
         for name, leaf in _entries(state, group):

@@ -109,9 +109,6 @@ class CheckpointStore:
           extra: JSON that `load` returns, e.g. key data and the example counter.
           metrics: metrics measured at this step; `keep_best` refers to one of them.
 
-        Returns:
-          the directory of the checkpoint.
-
         Raises:
           InputError: if a leaf cannot be stored (see `check_storable`).
           StorageError: if the checkpoint cannot be written to the disk.

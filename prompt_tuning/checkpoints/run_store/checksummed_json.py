@@ -27,11 +27,7 @@ def sealed(content: dict[str, Any]) -> str:
 
 
 def write_sealed(path: Path, content: dict[str, Any]) -> None:
-    """Writes JSON with a checksum, and syncs the file.
-
-    Raises:
-      InputError: if the content is not JSON.
-    """
+    """Writes JSON with a checksum, and syncs the file."""
     with path.open("w") as file:
         file.write(sealed(content))
         sync_file(file)

@@ -167,9 +167,6 @@ class StoredArray:
         """Reads the array to devices; each process reads its own shards.
 
         `shape` may be the shape on the mesh, padded with zeros.
-
-        Raises:
-          InputError: if it cannot be read.
         """
         import orbax.checkpoint as ocp
 
@@ -209,12 +206,7 @@ class StoredArray:
         return restored
 
     def _check_stored(self) -> None:
-        """Checks what the folder declares before Orbax allocates memory for it.
-
-        Raises:
-          InputError: if shape, dtype or chunks differ from the array's by more than its
-            padding.
-        """
+        """Checks what the folder declares before Orbax allocates memory for it."""
         settings = read_object(self.folder / FOLDER / "_METADATA")
         if settings.flag("use_zarr3", False):
             settings.refuse("use_zarr3", "false")
@@ -253,12 +245,7 @@ class StoredArray:
             raise InputError(f"{self._label}: {problem}{ADVICE}") from error
 
     def _check_metadata(self, content: bytes) -> None:
-        """Checks the array's metadata; deep ones would crash TensorStore.
-
-        Raises:
-          InputError: if it is not a JSON object, or has another compression than
-            Orbax's.
-        """
+        """Checks the array's metadata; deep ones would crash TensorStore."""
         source = f"{self._label}, .zarray"
         metadata = as_object(parse_json(content, source), source)
         compressor = metadata.value("compressor", None)

@@ -160,11 +160,7 @@ def _rotary_scaling(fields: Fields) -> dict[str, Any]:
 
 
 def _vector(file: GgufFile, name: str) -> list[float]:
-    """Reads a tensor of divisors.
-
-    Raises:
-      InputError: if it is missing, not a vector, or not all positive.
-    """
+    """Reads a tensor of divisors."""
     if name not in file.tensors:
         raise InputError(f"{file.path} has no tensor {name}, which LongRoPE needs")
     tensor = open_tensors(file)[name]
