@@ -9,17 +9,9 @@ import jax.numpy as jnp
 
 from prompt_tuning.checkpoints.fused_experts import experts_apart
 from prompt_tuning.checkpoints.published_kernel import codes_of, keeps_inputs
-from prompt_tuning.checkpoints.quantized.codes import (
-    SMALLEST_GROUP,
-    WidenedTensor,
-)
+from prompt_tuning.checkpoints.quantized.codes import SMALLEST_GROUP, WidenedTensor
 from prompt_tuning.checkpoints.stored_tensors import Recipe, StoredTensor, identity
-from prompt_tuning.core.quantization.stores import (
-    TABLES,
-    UNQUANTIZED,
-    Store,
-    is_kernel,
-)
+from prompt_tuning.core.quantization.stores import TABLES, UNQUANTIZED, Store, is_kernel
 
 KERNEL = "/kernel"
 

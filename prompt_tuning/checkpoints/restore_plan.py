@@ -41,10 +41,7 @@ from prompt_tuning.core.quantization.stores import (
     weight_shape,
 )
 from prompt_tuning.core.setting_hints import how_to_set
-from prompt_tuning.settings.pretrained import (
-    TUNED_ARE_FRESH,
-    AssignmentMap,
-)
+from prompt_tuning.settings.pretrained import TUNED_ARE_FRESH, AssignmentMap
 
 FreshBy = Mapping[str, str] | Callable[[str], str]
 

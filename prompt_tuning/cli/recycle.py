@@ -87,11 +87,7 @@ def run(options: argparse.Namespace) -> int:
     from prompt_tuning.cli.console import print_lines
     from prompt_tuning.core.numpy_files import numpy_bytes
     from prompt_tuning.pretrained.source import read_vocabulary
-    from prompt_tuning.prompts.tools.recycling import (
-        METHODS,
-        check_width,
-        share_tokens,
-    )
+    from prompt_tuning.prompts.tools.recycling import METHODS, check_width, share_tokens
     from prompt_tuning.settings.pretrained import Pretrained
 
     refuse_bindings(options)

@@ -121,10 +121,7 @@ def read_sampling(
 ) -> "Sampling":
     """Returns the settings that the options describe."""
     from prompt_tuning.decoding.sampling_settings import Sampling
-    from prompt_tuning.decoding.text_constraints import (
-        MAXIMUM_GRAMMAR,
-        MAXIMUM_SCHEMA,
-    )
+    from prompt_tuning.decoding.text_constraints import MAXIMUM_GRAMMAR, MAXIMUM_SCHEMA
 
     values = {
         name: getattr(options, name)

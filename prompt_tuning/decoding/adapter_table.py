@@ -23,11 +23,7 @@ from prompt_tuning.decoding.prompt_prefixes import (
 from prompt_tuning.decoding.row_adapters import RowTokenRows
 from prompt_tuning.decoding.slot_state import Page
 from prompt_tuning.models.attention import KeyValues
-from prompt_tuning.models.build import (
-    adaptable,
-    biased_layers,
-    build_model,
-)
+from prompt_tuning.models.build import adaptable, biased_layers, build_model
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.models.prompted import PromptDecoder
 from prompt_tuning.models.recurrent_state import RecurrentState

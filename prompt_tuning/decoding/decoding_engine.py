@@ -21,11 +21,7 @@ from prompt_tuning.decoding.adapter_table import ResidentAdapter
 from prompt_tuning.decoding.engine_metrics import EngineMetrics, MetricCounters
 from prompt_tuning.decoding.prompt_prefixes import PromptPrefixes
 from prompt_tuning.decoding.request import Piece, Request, RequestHandle
-from prompt_tuning.decoding.request_checks import (
-    check_engine,
-    fitting_tokens,
-    read_ids,
-)
+from prompt_tuning.decoding.request_checks import check_engine, fitting_tokens, read_ids
 from prompt_tuning.decoding.resident_adapters import ResidentAdapters
 from prompt_tuning.decoding.row_checks import check_generates
 from prompt_tuning.decoding.row_encoding import row_lengths

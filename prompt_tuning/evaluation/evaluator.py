@@ -18,11 +18,7 @@ from prompt_tuning.data.examples.example_loading import load_examples
 from prompt_tuning.data.examples.example_table import Examples
 from prompt_tuning.data.source_reading import tasks_of
 from prompt_tuning.decoding.continue_rows import continue_rows
-from prompt_tuning.decoding.row_checks import (
-    check_generates,
-    check_rows,
-    check_scores,
-)
+from prompt_tuning.decoding.row_checks import check_generates, check_rows, check_scores
 from prompt_tuning.decoding.row_encoding import decode_continuations
 from prompt_tuning.decoding.sampling_settings import Sampling
 from prompt_tuning.evaluation.categories import read_categories, read_references

@@ -15,11 +15,7 @@ from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.data.batching.batch_plan import FILLING, BatchPlan
 from prompt_tuning.data.batching.batches import read_first_batches, stream_batches
 from prompt_tuning.data.examples.example_table import Examples
-from prompt_tuning.evaluation.batch_scores import (
-    bind,
-    compile_scores,
-    score_batches,
-)
+from prompt_tuning.evaluation.batch_scores import bind, compile_scores, score_batches
 from prompt_tuning.evaluation.metric_sums import MetricSums, exponential_ratio, ratio
 from prompt_tuning.losses.objective import HeldOutObjective
 from prompt_tuning.models.scoring import held_out_losses, token_losses

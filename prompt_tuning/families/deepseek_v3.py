@@ -15,11 +15,7 @@ from prompt_tuning.families.expert_layout import (
 )
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
 from prompt_tuning.families.llama import LLAMA
-from prompt_tuning.families.llama_layout import (
-    NORMS,
-    layout_recipes,
-    read_layout,
-)
+from prompt_tuning.families.llama_layout import NORMS, layout_recipes, read_layout
 from prompt_tuning.families.rotary_settings import read_rotary, read_score_scale
 
 DEFAULTS = {

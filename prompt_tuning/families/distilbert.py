@@ -4,11 +4,7 @@ import functools
 from typing import Any
 
 from prompt_tuning.families.bert import TABLE
-from prompt_tuning.families.bert_layout import (
-    EMBEDDINGS,
-    bert_recipes,
-    encoder_fields,
-)
+from prompt_tuning.families.bert_layout import EMBEDDINGS, bert_recipes, encoder_fields
 from prompt_tuning.families.class_labels import ClassLayers
 from prompt_tuning.families.family import Family
 from prompt_tuning.families.hf_settings import HuggingFaceSettings

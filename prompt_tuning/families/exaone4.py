@@ -3,10 +3,7 @@
 from typing import Any
 
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
-from prompt_tuning.families.layer_settings import (
-    alternating,
-    read_windows,
-)
+from prompt_tuning.families.layer_settings import alternating, read_windows
 from prompt_tuning.families.llama import LLAMA
 from prompt_tuning.families.llama_layout import read_layout
 from prompt_tuning.families.rotary_settings import FULL, read_rotary

@@ -16,18 +16,11 @@ from prompt_tuning.core.layer_kinds import (
     layer_kinds,
 )
 from prompt_tuning.core.model_config import ModelConfig
-from prompt_tuning.families.expert_layout import (
-    fused_experts,
-    prefix_of,
-    read_experts,
-)
+from prompt_tuning.families.expert_layout import fused_experts, prefix_of, read_experts
 from prompt_tuning.families.gemma import GEMMA
 from prompt_tuning.families.gemma3 import GEMMA3
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
-from prompt_tuning.families.layer_settings import (
-    alternating,
-    read_windows,
-)
+from prompt_tuning.families.layer_settings import alternating, read_windows
 from prompt_tuning.families.llama_layout import (
     NORMS,
     PROJECTIONS,

@@ -7,10 +7,7 @@ from prompt_tuning.checkpoints.stored_tensors import FusedPart, Recipe
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
 from prompt_tuning.families.llama import LLAMA
-from prompt_tuning.families.llama_layout import (
-    layout_recipes,
-    read_rotated,
-)
+from prompt_tuning.families.llama_layout import layout_recipes, read_rotated
 
 GATE_UP = "mlp.gate_up_proj"
 NORMS = {

@@ -11,19 +11,11 @@ from prompt_tuning.checkpoints.stored_tensors import (
     transpose,
 )
 from prompt_tuning.core.model_config import ModelConfig
-from prompt_tuning.families.expert_layout import (
-    ATTENTION,
-    BALANCING,
-    read_experts,
-)
+from prompt_tuning.families.expert_layout import ATTENTION, BALANCING, read_experts
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
 from prompt_tuning.families.layer_settings import alternating, read_windows
 from prompt_tuning.families.llama import LLAMA
-from prompt_tuning.families.llama_layout import (
-    PREFIX,
-    layout_recipes,
-    read_layout,
-)
+from prompt_tuning.families.llama_layout import PREFIX, layout_recipes, read_layout
 from prompt_tuning.families.rotary_settings import read_rotary
 
 TENSORS = {

@@ -5,18 +5,10 @@ from typing import Any
 
 from prompt_tuning.checkpoints.stored_tensors import Recipe
 from prompt_tuning.core.model_config import ModelConfig
-from prompt_tuning.families.expert_layout import (
-    ATTENTION,
-    prefix_of,
-    separate_experts,
-)
+from prompt_tuning.families.expert_layout import ATTENTION, prefix_of, separate_experts
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
 from prompt_tuning.families.llama import LLAMA
-from prompt_tuning.families.llama_layout import (
-    PROJECTIONS,
-    layout_recipes,
-    read_layout,
-)
+from prompt_tuning.families.llama_layout import PROJECTIONS, layout_recipes, read_layout
 from prompt_tuning.families.rotary_settings import read_rotary, read_stretched_base
 
 NORMS = {

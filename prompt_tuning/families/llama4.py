@@ -20,11 +20,7 @@ from prompt_tuning.families.expert_layout import (
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
 from prompt_tuning.families.layer_settings import read_unrotated, read_windows
 from prompt_tuning.families.llama import LLAMA
-from prompt_tuning.families.llama_layout import (
-    INERT,
-    layout_recipes,
-    read_rotated,
-)
+from prompt_tuning.families.llama_layout import INERT, layout_recipes, read_rotated
 from prompt_tuning.families.rotary_settings import FULL
 from prompt_tuning.families.text_part import IMAGE_TOKENS, TEXT, read_text_part
 

@@ -3,11 +3,7 @@
 import functools
 from typing import Any
 
-from prompt_tuning.families.expert_layout import (
-    BALANCING,
-    expert_recipes,
-    read_experts,
-)
+from prompt_tuning.families.expert_layout import BALANCING, expert_recipes, read_experts
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
 from prompt_tuning.families.layer_settings import has_window, read_windows
 from prompt_tuning.families.llama import LLAMA

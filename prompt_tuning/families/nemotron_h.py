@@ -12,11 +12,7 @@ from prompt_tuning.checkpoints.stored_tensors import (
 from prompt_tuning.core.layer_kinds import layers_with
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families.expert_layout import PATH, read_routing, separate_experts
-from prompt_tuning.families.family import (
-    Family,
-    decoder_recipes,
-    projection_names,
-)
+from prompt_tuning.families.family import Family, decoder_recipes, projection_names
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
 from prompt_tuning.families.llama_layout import PREFIX, read_layout
 from prompt_tuning.families.mamba2_layout import (

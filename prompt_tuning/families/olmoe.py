@@ -2,11 +2,7 @@
 
 from typing import Any
 
-from prompt_tuning.families.expert_layout import (
-    BALANCING,
-    expert_recipes,
-    read_experts,
-)
+from prompt_tuning.families.expert_layout import BALANCING, expert_recipes, read_experts
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
 from prompt_tuning.families.llama import LLAMA
 from prompt_tuning.families.llama_layout import read_layout

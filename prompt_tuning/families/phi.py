@@ -6,11 +6,7 @@ from typing import Any
 from prompt_tuning.families.gptj import TIED_BIAS
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
 from prompt_tuning.families.llama import LLAMA
-from prompt_tuning.families.llama_layout import (
-    PROJECTIONS,
-    layout_recipes,
-    read_layout,
-)
+from prompt_tuning.families.llama_layout import PROJECTIONS, layout_recipes, read_layout
 from prompt_tuning.families.rotary_settings import read_rotary
 
 MODULES = PROJECTIONS | {

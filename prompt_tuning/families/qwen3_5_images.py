@@ -8,11 +8,7 @@ from collections.abc import Collection
 
 from prompt_tuning.checkpoints.stored_tensors import Recipe
 from prompt_tuning.core.model_config import ModelConfig
-from prompt_tuning.families.qwen3_5 import (
-    QWEN3_5_TEXT,
-    qwen3_5_recipes,
-    read_qwen3_5,
-)
+from prompt_tuning.families.qwen3_5 import QWEN3_5_TEXT, qwen3_5_recipes, read_qwen3_5
 from prompt_tuning.families.qwen3_5_moe import (
     QWEN3_5_MOE_TEXT,
     qwen3_5_moe_recipes,

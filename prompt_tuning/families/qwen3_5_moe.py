@@ -14,11 +14,7 @@ from prompt_tuning.families.expert_layout import (
 )
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
 from prompt_tuning.families.qwen2_moe import shared_experts
-from prompt_tuning.families.qwen3_5 import (
-    QWEN3_5_TEXT,
-    qwen3_5_recipes,
-    read_qwen3_5,
-)
+from prompt_tuning.families.qwen3_5 import QWEN3_5_TEXT, qwen3_5_recipes, read_qwen3_5
 
 ROUTER = "mlp.gate.weight"
 INWARD, OUTWARD = "mlp.experts.gate_up_proj", "mlp.experts.down_proj"

@@ -15,10 +15,7 @@ from prompt_tuning.families.expert_layout import (
     turned_experts,
 )
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
-from prompt_tuning.families.llama_layout import (
-    layout_recipes,
-    read_rotated,
-)
+from prompt_tuning.families.llama_layout import layout_recipes, read_rotated
 from prompt_tuning.families.qwen3_vl import QWEN3_VL
 from prompt_tuning.families.text_part import part_names, read_text_part
 

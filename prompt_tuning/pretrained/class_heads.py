@@ -7,10 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Key
 
-from prompt_tuning.checkpoints.stored_tensors import (
-    StoredTensor,
-    assemble_parts,
-)
+from prompt_tuning.checkpoints.stored_tensors import StoredTensor, assemble_parts
 from prompt_tuning.core.array_slices import whole
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.model_choices import ClassProblem, Pooling

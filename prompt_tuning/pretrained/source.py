@@ -16,11 +16,7 @@ from prompt_tuning.core.quantization.stores import DTYPES, UNQUANTIZED
 from prompt_tuning.core.rematerialization import Rematerialization
 from prompt_tuning.data.text.tokenizers import Tokenizer, has_tokenizer, load_tokenizer
 from prompt_tuning.families import t5x
-from prompt_tuning.families.hf_folder import (
-    find_recipes,
-    open_stored,
-    read_config,
-)
+from prompt_tuning.families.hf_folder import find_recipes, open_stored, read_config
 from prompt_tuning.pretrained.checkpoint_path import BUNDLED_PREFIX, find_checkpoint
 from prompt_tuning.pretrained.weight_storage import check_by_layer
 from prompt_tuning.prompts.initializers import Vocabulary

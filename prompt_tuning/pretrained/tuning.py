@@ -29,9 +29,7 @@ from prompt_tuning.prompts.adapter_kinds import (
     prompt_shapes,
 )
 from prompt_tuning.prompts.class_rows import ClassRows
-from prompt_tuning.prompts.initializers import (
-    Vocabulary,
-)
+from prompt_tuning.prompts.initializers import Vocabulary
 from prompt_tuning.prompts.prefix_start import PrefixStart
 from prompt_tuning.prompts.projection_adapters import AdapterSpec
 from prompt_tuning.prompts.prompt_module import PromptFactory, PromptModule

@@ -30,14 +30,8 @@ from prompt_tuning.report.charts import (
 from prompt_tuning.report.comparability import differences_of_data
 from prompt_tuning.report.curves import Panel, panels_of
 from prompt_tuning.report.run_view import ReportedRun, RunView
-from prompt_tuning.report.varied_settings import (
-    ComparedSettings,
-    varied_settings,
-)
-from prompt_tuning.report.verdict import (
-    PREFERRED,
-    shown_value,
-)
+from prompt_tuning.report.varied_settings import ComparedSettings, varied_settings
+from prompt_tuning.report.verdict import PREFERRED, shown_value
 from prompt_tuning.report.visible_text import visible
 
 FOLDER = Path(__file__).parent

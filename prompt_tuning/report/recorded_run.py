@@ -9,10 +9,7 @@ from typing import Any
 from prompt_tuning.checkpoints.run_store.checkpoint_files import read_state
 from prompt_tuning.checkpoints.run_store.checkpoint_names import FOLDER
 from prompt_tuning.checkpoints.run_store.checkpoint_selection import best_or_latest
-from prompt_tuning.config.config_values import (
-    CONFIG_FILE,
-    IDENTITY_FILE,
-)
+from prompt_tuning.config.config_values import CONFIG_FILE, IDENTITY_FILE
 from prompt_tuning.config.gin_sources import MAXIMUM_BYTES
 from prompt_tuning.config.parsed_config import read_values
 from prompt_tuning.core.errors import InputError

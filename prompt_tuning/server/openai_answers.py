@@ -8,11 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from prompt_tuning.data.text.tokenizers import Tokenizer
-from prompt_tuning.decoding.detokenizer import (
-    distinct_names,
-    token_content,
-    token_name,
-)
+from prompt_tuning.decoding.detokenizer import distinct_names, token_content, token_name
 from prompt_tuning.decoding.request import (
     Completion,
     Piece,

@@ -17,12 +17,7 @@ from prompt_tuning.server import chat_requests, structured_outputs, tool_choice
 from prompt_tuning.server.chat_requests import read_conversation
 from prompt_tuning.server.given_embeddings import read_embeddings
 from prompt_tuning.server.given_parts import NOTHING_GIVEN, GivenParts
-from prompt_tuning.server.request_fields import (
-    CHANGING,
-    IGNORED,
-    Changing,
-    check_known,
-)
+from prompt_tuning.server.request_fields import CHANGING, IGNORED, Changing, check_known
 from prompt_tuning.server.server_limits import (
     MAXIMUM_BIASES,
     MAXIMUM_ROWS,

@@ -34,10 +34,7 @@ from prompt_tuning.data.text.tokenizers import Tokenizer
 from prompt_tuning.evaluation.evaluator import Evaluator
 from prompt_tuning.evaluation.results import EvaluationResult
 from prompt_tuning.evaluation.token_outcomes import CROSS_ENTROPY, LOSS
-from prompt_tuning.losses.context_distillation import (
-    ContextDistillation,
-    Distillation,
-)
+from prompt_tuning.losses.context_distillation import ContextDistillation, Distillation
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.settings.data_source import DataSource
 from prompt_tuning.settings.evaluation_settings import Evaluation

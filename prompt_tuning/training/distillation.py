@@ -20,11 +20,7 @@ from prompt_tuning.core.quantization.tables import table_at
 from prompt_tuning.data.examples.example_groups import ExampleGroups
 from prompt_tuning.data.examples.example_table import Examples
 from prompt_tuning.data.text.tokenizers import encode_prompt
-from prompt_tuning.losses.objective import (
-    OwnContexts,
-    TeacherContext,
-    TeacherModel,
-)
+from prompt_tuning.losses.objective import OwnContexts, TeacherContext, TeacherModel
 from prompt_tuning.models.build import build_model
 from prompt_tuning.models.decoder_only import DecoderPrefix
 from prompt_tuning.models.frozen_model import frozen_graph

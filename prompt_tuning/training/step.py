@@ -18,11 +18,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Key
 
 from prompt_tuning.core.batch import Batch
-from prompt_tuning.core.compilation import (
-    WeightedJit,
-    abstract,
-    return_freed_memory,
-)
+from prompt_tuning.core.compilation import WeightedJit, abstract, return_freed_memory
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.core.status_line import status
 from prompt_tuning.losses.objective import AnySums, MeasuredSums, Objective

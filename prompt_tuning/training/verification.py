@@ -13,10 +13,7 @@ from prompt_tuning.config.run import Run
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.typed_json import read_limited
 from prompt_tuning.training.continuation import state_at
-from prompt_tuning.training.fingerprint_log import (
-    FINGERPRINTS_FILE,
-    read_fingerprints,
-)
+from prompt_tuning.training.fingerprint_log import FINGERPRINTS_FILE, read_fingerprints
 from prompt_tuning.training.loop import train
 from prompt_tuning.training.opening import open_run
 from prompt_tuning.training.progress import Reporter

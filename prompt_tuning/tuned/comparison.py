@@ -19,10 +19,7 @@ from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.data.examples.context_reader import FollowingExamples
 from prompt_tuning.data.examples.example_loading import load_examples
 from prompt_tuning.data.examples.example_table import Examples
-from prompt_tuning.data.examples.preference_examples import (
-    has_preferences,
-    load_chosen,
-)
+from prompt_tuning.data.examples.preference_examples import has_preferences, load_chosen
 from prompt_tuning.data.source_reading import has_pairs
 from prompt_tuning.evaluation.aligned_examples import align_examples
 from prompt_tuning.evaluation.evaluator import Evaluator

@@ -24,12 +24,7 @@ from prompt_tuning.core.errors import InputError, shortened, shown
 from prompt_tuning.core.file_names import check_links, check_name
 from prompt_tuning.core.file_signatures import format_of
 from prompt_tuning.core.numpy_files import MAXIMUM_SIZE, check_shape
-from prompt_tuning.core.typed_json import (
-    JsonObject,
-    as_object,
-    parse_json,
-    read_object,
-)
+from prompt_tuning.core.typed_json import JsonObject, as_object, parse_json, read_object
 
 DTYPES = {
     "F64": np.dtype("<f8"),

@@ -9,11 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from prompt_tuning.checkpoints.formats.safetensors import (
-    DTYPES,
-    LENGTH_BYTES,
-    METADATA,
-)
+from prompt_tuning.checkpoints.formats.safetensors import DTYPES, LENGTH_BYTES, METADATA
 
 ALIGNMENT = 8
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
