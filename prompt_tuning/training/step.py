@@ -19,6 +19,7 @@ from jaxtyping import Array, Float, Key
 
 from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.compilation import WeightedJit, abstract, return_freed_memory
+from prompt_tuning.core.equal_functions import EqualFunction
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.core.status_line import status
 from prompt_tuning.losses.objective import AnySums, MeasuredSums, Objective
@@ -266,6 +267,19 @@ def join_step(gradient: Gradient, finish: Finish, *, dropout: bool) -> Step:
     return step
 
 
+@functools.lru_cache(maxsize=16)
+def _jit_of_equals(step: EqualFunction) -> WeightedJit:
+    return WeightedJit(step.function, donate_argnums=0)
+
+
+def _reused_jit(step: Callable[..., Any]) -> WeightedJit:
+    """Returns a jitted step; an equal step of an earlier run keeps its programs."""
+    try:
+        return _jit_of_equals(EqualFunction(step))
+    except (TypeError, ValueError):  # cannot be compared, or not wholly defined
+        return WeightedJit(step, donate_argnums=0)
+
+
 class CompiledStep:
     """A function that is compiled once per batch shape."""
 
@@ -275,7 +289,7 @@ class CompiledStep:
         `shapes` is the number of batch shapes, shown during compilation; None if
         unknown.
         """
-        self._jit = WeightedJit(function, donate_argnums=0)
+        self._jit = _reused_jit(function)
         self._jitted: Any = None
         self._shapes = shapes
         self._compiled: set[Shapes] = set()

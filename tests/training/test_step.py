@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from prompt_tuning.core import parameter_groups
+from prompt_tuning.losses.function_objective import FunctionObjective
 from prompt_tuning.models.scoring import loss_sums
 from prompt_tuning.pretrained.frozen_fingerprint import fingerprint
 from prompt_tuning.settings.prompting import Prompting
@@ -65,6 +66,24 @@ def test_only_the_prompt_is_changed_and_returned(family):
     assert arrays == [prompt.size] * 2
     assert following.step == 1
     assert all(np.isfinite(value) for value in metrics.values())
+
+
+@pytest.mark.parametrize(("rate", "traces"), [(0.3, 1), (0.2, 2)])
+def test_equal_steps_are_traced_and_compiled_once(rate, traces):
+    traced = []
+
+    def loss(logits, targets):
+        traced.append(logits)
+        return jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
+
+    batch = whole_batch(dummies.LLAMA)
+    for each in (0.3, rate):
+        optimizer = parameter_groups.adafactor(each)
+        graph, optimizer, state, frozen = prepared("llama", ".*/prompt/.*", optimizer)
+        objective = FunctionObjective(loss)
+        step = compile_step(graph, optimizer, dropout=False, objective=objective)
+        step(state, frozen, batch)
+    assert len(traced) == traces
 
 
 @pytest.mark.slow
