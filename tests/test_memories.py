@@ -1,7 +1,11 @@
 """Texts that become prefixes, by the command and from Python."""
 
+import contextlib
+import dataclasses
+import io
 import json
 import types
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,12 +28,14 @@ from prompt_tuning.texts.memory_comparison import (
 from prompt_tuning.texts.study_files import StudyFiles
 from prompt_tuning.texts.text_study import TextStudy
 from scripts import recall
-from tests.support.exhaustive import sample
+from tests.support import small_runs
 from tests.support.refusals import refuses
 
 MODEL, RECALL = "bundled:skills-decoder", "bundled:recall"
 TEXT = "upper: apple=APPLE upper: chair=CHAIR reverse: flame=emalf reverse: dog=god"
 PREFIX = "decoder/prompt/prompt"
+LEARNING: dict[str, Any] = {"passage": 6, "rows": 192, "batch_size": 32}
+LEARNING |= {"held_out": 16, "steps": 100, "progress": False}
 
 
 def test_a_share_of_reasoning_reaches_the_study(tmp_path, capsys):
@@ -42,68 +48,124 @@ def test_a_share_of_reasoning_reaches_the_study(tmp_path, capsys):
 
 
 @pytest.fixture(scope="module")
-def cartridge(tmp_path_factory):
-    """A memory of twelve facts, and the command that trained it."""
-    folder = tmp_path_factory.mktemp("cartridge")
-    document, output = folder / "facts.txt", folder / "memory"
+def tiny(tmp_path_factory):
+    """A model of 64 positions with random weights."""
+    folder = tmp_path_factory.mktemp("tiny") / "model"
+    return small_runs.write_model(folder, small_runs.DECODER)
+
+
+@pytest.fixture(scope="module")
+def memories(tmp_path_factory):
+    """Memories of twelve facts after two steps, and the command that made them."""
+    folder = tmp_path_factory.mktemp("memories")
+    document, output = folder / "facts.txt", folder / "memories"
     document.write_text(recall.document(7, 12)[0])
+    (output / "study").mkdir(parents=True)
+    # As if the first of them was killed once the budget was fitted.
+    budget = {"seconds": 30, "rows": 32, "steps": 2}
+    (output / "study" / "budget.json").write_text(json.dumps(budget))
     command = ["remember", str(document), "--model", RECALL, "--out", str(output)]
-    command += ["--slots", "12", "--held_out", "16", "--batch_size", "32"]
-    command += ["--passage", "6", "--start", "first", "--steps", "100", "--rows", "192"]
-    assert main(command) == 0
+    command += ["--held_out", "16", "--batch_size", "16", "--passage", "6"]
+    command += ["--start", "first", "--budget", "1m", "--slots", "8", "12"]
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        assert main(command) == 0
+    assert "whole text" in printed.getvalue()
     return command, document, output
 
 
 @pytest.mark.slow
-def test_a_document_becomes_a_run_and_a_cartridge(cartridge, tmp_path, capsys):
-    text, questions = recall.document(7, 12)
-    command, document, output = cartridge
-    measured = json.loads((output / "memory.json").read_text())
-    # The prefix starts as its first tokens act, and is trained to act as all do.
-    divergence = {name: x.get("divergence", 0.0) for name, x in measured.items()}
-    assert abs(divergence["whole text"]) < 1e-4
-    assert divergence["memory"] < 0.6 * divergence["first tokens"]
-    settings = json.loads((output / "peft" / "adapter_config.json").read_text())
+def test_memories_of_several_sizes_share_the_rows_that_a_budget_chose(memories):
+    output = memories[2]
+    for slots in (8, 12):
+        run = output / f"slots_{slots}"
+        assert (run / "numpy_checkpoints" / "checkpoint_2").exists()
+        assert pt.load_tuned(run).trained[PREFIX].shape[2] == slots
+        assert not (run / "study").exists()
+    assert (output / "memories.png").stat().st_size
+
+
+def test_a_memory_with_more_slots_than_tokens_writes_nothing(tmp_path, capsys):
+    (tmp_path / "text.txt").write_text(TEXT)
+    command = ["remember", str(tmp_path / "text.txt"), "--model", MODEL]
+    command += ["--slots", "8", "999", "--budget", "1m", "--out"]
+    assert main([*command, str(tmp_path / "memories")]) == 2
+    assert "memory of 999 slots" in capsys.readouterr().err
+    assert not (tmp_path / "memories").exists()
+
+
+@pytest.mark.slow
+def test_a_document_becomes_a_run_and_a_cartridge(memories, capsys):
+    text, _ = recall.document(7, 12)
+    command, document, output = memories
+    folder = output / "slots_12"
+    measured = json.loads((folder / "memory.json").read_text())
+    assert abs(measured["whole text"]["divergence"]) < 1e-4
+    settings = json.loads((folder / "peft" / "adapter_config.json").read_text())
     assert (settings["peft_type"], settings["num_frozen_tokens"]) == ("CARTRIDGE", 1)
-    memory = pt.load_tuned(output)
-    start = pt.KeyValuePrefix(length=12, initializer=pt.from_text(text))
-    first = pt.load(RECALL).attach(start).partition()[0][PREFIX][:, :, 0]
-    np.testing.assert_array_equal(memory.trained[PREFIX][:, :, 0], first)
-    # What the questions follow decides the answers.
-    lines = [json.dumps({"prompt": q, "completion": a}) + "\n" for q, a in questions]
-    asked = tmp_path / "questions.jsonl"
-    asked.write_text("".join(lines))
-    data = DataSource(files=[str(asked)])
-    evaluation = Evaluation(data=data, exact_match=True)
-    exact = {
-        name: (values["exact_match"], values["positions"], values["compression"])
-        for name, values in measure_memory(memory.run, evaluation).items()
-    }
-    assert exact["whole text"] == (1, 72, 1) and exact["nothing"] == (0, 0, 0)
-    # The first tokens are two facts of twelve.
-    assert exact["first tokens"] == (pytest.approx(1 / 6), 12, 6)
-    assert exact["memory"][0] > exact["first tokens"][0]
-    # Two lines are retrieved, of which one has the answer unless keys are alike.
-    assert exact["retrieved"][0] > 0.8 and exact["retrieved"][1] == 12
-    # The same command finds everything done; other rows or documents are refused.
-    before = (output / "study" / "train.hdf5").read_bytes()
-    assert main(command) == 0
-    assert "whole text" in capsys.readouterr().out
-    assert (output / "study" / "train.hdf5").read_bytes() == before
-    assert main([*command, "--rows", "193"]) == 2
-    assert "rows is 193 and was 192" in capsys.readouterr().err
+    # The prefix starts as its first tokens act, and the first slot stays.
+    trained = pt.load_tuned(folder).trained[PREFIX]
+    prefix = pt.KeyValuePrefix(length=12, initializer=pt.from_text(text))
+    first = pt.load(RECALL).attach(prefix).partition()[0][PREFIX]
+    np.testing.assert_array_equal(trained[:, :, 0], first[:, :, 0])
+    assert (trained != first).any()
+    # Other rows or documents are refused.
+    assert main([*command[:-5], "--slots", "12", "--rows", "33"]) == 2
+    assert "rows is 33 and was 32" in capsys.readouterr().err
     document.write_text(text + "bagu=fugo\n")
     assert main(command) == 2
     document.write_text(text)
 
 
-def test_only_a_memory_is_compared_with_its_document(tmp_path, capsys):
+@pytest.mark.slow
+def test_what_questions_follow_decides_the_answers(memories, tmp_path):
+    _, questions = recall.document(7, 12)
+    exact = _exact(pt.load_tuned(memories[2] / "slots_12"), questions, tmp_path)
+    assert exact["whole text"] == (1, 72, 1) and exact["nothing"] == (0, 0, 0)
+    # The first tokens are two facts of twelve.
+    assert exact["first tokens"] == (pytest.approx(1 / 6), 12, 6)
+    assert exact["memory"][1:] == (12, 6)
+    # Two lines are retrieved, of which one has the answer unless keys are alike.
+    assert exact["retrieved"][0] > 0.8 and exact["retrieved"][1] == 12
+
+
+def _exact(memory, questions, folder):
+    """Returns exact matches, positions and compression of each context."""
+    lines = [json.dumps({"prompt": q, "completion": a}) + "\n" for q, a in questions]
+    (folder / "questions.jsonl").write_text("".join(lines))
+    data = DataSource(files=[str(folder / "questions.jsonl")])
+    evaluation = Evaluation(data=data, exact_match=True)
+    return {
+        name: (values["exact_match"], values["positions"], values["compression"])
+        for name, values in measure_memory(memory.run, evaluation).items()
+    }
+
+
+@pytest.fixture(scope="module")
+def cartridge(tmp_path_factory):
+    """The folder of a memory that has learned twelve facts."""
+    output = tmp_path_factory.mktemp("cartridge")
+    settings = LEARNING | {"start": "first", "directory": output}
+    pt.remember(RECALL, recall.document(7, 12)[0], slots=12, **settings)
+    return output
+
+
+@pytest.mark.exhaustive
+def test_a_memory_learns_its_text(cartridge, tmp_path):
+    measured = json.loads((cartridge / "memory.json").read_text())
+    divergence = {name: x.get("divergence", 0.0) for name, x in measured.items()}
+    assert divergence["memory"] < 0.6 * divergence["first tokens"]
+    _, questions = recall.document(7, 12)
+    exact = _exact(pt.load_tuned(cartridge), questions, tmp_path)
+    assert exact["memory"][0] > exact["first tokens"][0]
+
+
+def test_only_a_memory_is_compared_with_its_document(tiny, tmp_path, capsys):
     run = pt.tune(
-        MODEL,
+        tiny,
         pt.SoftPrompt(length=2),
         [("a=", "b")] * 4,
         steps=1,
-        objective=pt.ContextDistillation(context=TEXT),
+        objective=pt.ContextDistillation(context=TEXT[:38]),
         directory=tmp_path / "run",
         evaluation=[("a=", "b")],
         progress=False,
@@ -114,13 +176,13 @@ def test_only_a_memory_is_compared_with_its_document(tmp_path, capsys):
     assert main([*evaluate, "--baseline"]) == 2
     assert "leave out --prompt, --baseline" in capsys.readouterr().err
     rows = pt.tune(
-        MODEL,
+        tiny,
         pt.KeyValuePrefix(length=2),
-        [{"prompt": "a=", "completion": "b", "text": TEXT}] * 4,
+        [{"prompt": "a=", "completion": "b", "text": TEXT[:38]}] * 4,
         steps=1,
         objective=pt.ContextDistillation(context_key="text"),
         directory=tmp_path / "rows",
-        evaluation=[{"prompt": "a=", "completion": "b", "text": TEXT}],
+        evaluation=[{"prompt": "a=", "completion": "b", "text": TEXT[:38]}],
         progress=False,
     )
     assert main(["evaluate", "--run", rows.run.directory, "--memory"]) == 2
@@ -131,7 +193,7 @@ def test_only_a_memory_is_compared_with_its_document(tmp_path, capsys):
     tables = [x.parameters["token_embedder/embedding"] for x in loaded]
     assert tables[0] is tables[1]
     # A soft prompt is stored under the path of a prefix.
-    with pytest.raises(InputError, match=r"memory 0 is not a .* \(2, 128\)"):
+    with pytest.raises(InputError, match=r"memory 0 is not a .* \(2, 16\)"):
         pt.compose([run, run])
 
 
@@ -146,28 +208,22 @@ def test_the_chunk_of_each_row_takes_the_place_of_a_text_that_is_too_long(tmp_pa
     ]
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    prefix = pt.KeyValuePrefix(length=6, initializer=pt.from_text(text))
-    teachers = [
-        pt.ContextDistillation(context=text),
-        pt.ContextDistillation(context_key="table", contexts=str(tables)),
-    ]
-    one, own = (
-        pt.tune(
-            RECALL,
-            prefix,
-            [str(file)],
-            steps=1,
-            objective=objective,
-            evaluation=[str(file)],
-            directory=tmp_path / f"run{number}",
-            progress=False,
-        )
-        for number, objective in enumerate(teachers)
-    )
+    # A memory as long as the text is compared with the text and with nothing alone.
+    prefix = pt.KeyValuePrefix(length=48, initializer=pt.from_text(text))
+    model = pt.load(RECALL).attach(prefix)
+    weaker = {PREFIX: 0.7 * model.partition()[0][PREFIX]}
     expected, measured = (
-        measure_memory(x.run, x.run.evaluation) if x.run.evaluation else {}
-        for x in (one, own)
+        measure_memory(
+            dataclasses.replace(model.run, objective=objective),
+            Evaluation(data=DataSource(files=[str(file)])),
+            loaded=(model.prompted, {**model.parameters, **weaker}),
+        )
+        for objective in (
+            ContextDistillation(context=text),
+            ContextDistillation(context_key="table", contexts=str(tables)),
+        )
     )
+    assert expected["memory"]["divergence"] > 0.01
     for name, other in (("whole text", "its chunk"), ("memory", "memory")):
         for metric in ("divergence", "cross_entropy", "exact_match"):
             difference = expected[name][metric] - measured[other][metric]
@@ -250,122 +306,129 @@ def test_a_budget_fits_rows_and_steps_into_what_is_left(tmp_path, monkeypatch):
         pt.remember(MODEL, TEXT, slots=8, steps=5, budget=60)
 
 
-@pytest.mark.slow
-def test_memories_of_several_sizes_share_the_rows_that_a_budget_chose(tmp_path, capsys):
-    document, output = tmp_path / "text.txt", tmp_path / "memories"
-    document.write_text(TEXT)
-    (output / "study").mkdir(parents=True)
-    # As if the first of them was killed once the budget was fitted.
-    (output / "study" / "budget.json").write_text(
-        '{"seconds": 30, "rows": 16, "steps": 2}'
-    )
-    command = ["remember", str(document), "--model", MODEL, "--out", str(output)]
-    command += ["--held_out", "8", "--batch_size", "8", "--budget"]
-    assert main([*command, "1m", "--slots", "8", "999"]) == 2
-    assert "memory of 999 slots" in capsys.readouterr().err
-    assert [x.name for x in output.iterdir()] == ["study"]
-    assert main([*command, "1m", "--slots", "8", "12"]) == 0
-    for slots in (8, 12):
-        run = output / f"slots_{slots}"
-        assert (run / "numpy_checkpoints" / "checkpoint_2").exists()
-        assert pt.load_tuned(run).trained[PREFIX].shape[2] == slots
-    assert (output / "memories.png").stat().st_size
+@pytest.fixture(scope="module")
+def chunked(tiny, tmp_path_factory):
+    """A memory of a text that is longer than its model, and settings of another."""
+    settings: dict[str, Any] = {"passage": 8, "progress": False, "rows": 16}
+    settings |= {"held_out": 4, "steps": 2, "batch_size": 8}
+    folder = tmp_path_factory.mktemp("chunked") / "run"
+    return pt.remember(tiny, TEXT, slots=8, directory=folder, **settings), settings
 
 
 @pytest.mark.slow
-def test_a_text_that_is_longer_than_the_model_is_read_in_chunks(tmp_path):
-    memory = pt.remember(
-        MODEL,
-        " ".join([TEXT] * 3),
-        slots=12,
-        steps=2,
-        rows=16,
-        held_out=8,
-        directory=tmp_path / "run",
-        progress=False,
-    )
-    chunks = (tmp_path / "run" / "study" / "chunks.jsonl").read_text().splitlines()
-    assert all(len(json.loads(line)["ids"]) <= 64 for line in chunks)
+def test_a_text_that_is_longer_than_the_model_is_read_in_chunks(chunked):
+    memory, _ = chunked
+    folder = Path(memory.run.directory)
+    chunks = (folder / "study" / "chunks.jsonl").read_text().splitlines()
+    half = memory.config.maximum_positions // 2
+    assert all(len(json.loads(line)["ids"]) <= half for line in chunks)
     objective = memory.run.objective
     assert isinstance(objective, ContextDistillation)
     assert objective.context_key == "chunk"
-    measured = json.loads((tmp_path / "run" / "memory.json").read_text())
+    measured = json.loads((folder / "memory.json").read_text())
     assert list(measured)[-1] == "its chunk"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("chunk", sample(1, [36, None]))
-def test_a_memory_learns_what_is_new_and_keeps_the_rest(tmp_path, chunk):
-    text, questions = recall.document(7, 12)
-    lines = text.splitlines(keepends=True)
-    old_value, new_value = lines[4][5:9], "nana"
-    assert old_value != new_value
-    changed = text.replace(lines[4], lines[4][:5] + new_value + "\n")
-    settings: dict[str, Any] = {"held_out": 32, "chunk": chunk, "progress": False}
-    settings |= {"passage": 6, "batch_size": 16, "rows": 256}
-    before = pt.remember(
-        RECALL, text, slots=24, directory=tmp_path / "old", steps=200, **settings
-    )
-    after = pt.remember(
-        RECALL,
-        changed,
-        directory=tmp_path / "new",
-        start_from=tmp_path / "old",
-        **settings,
-    )
-    asked = questions[4][0]
-    answers = [str(x.generate(asked, new_tokens=2)[0]) for x in (before, after)]
-    assert answers == [old_value, new_value]
-    # The new rows are about the changed line and those beside it.
-    study = tmp_path / "new" / "study"
-    assert len((study / "changed" / "rows.jsonl").read_text().splitlines()) < 140
-    # Rows of passages that the text does not have any more are gone.
-    rows = [json.loads(x) for x in (study / "rows.jsonl").read_text().splitlines()]
-    passages = [x["prompt"] + x["completion"] for x in rows if x["kind"] == "passage"]
-    assert passages and all(x in changed for x in passages)
-    measured = json.loads((tmp_path / "new" / "update.json").read_text())
-    assert measured["after"]["loss"] < measured["before"]["loss"] + 0.05
-    assert all(0 <= x["exact_match"] <= 1 for x in measured.values())
-    # The same call finds everything done, and the next one starts from this memory.
-    content = (study / "train.hdf5").read_bytes()
-    again = pt.remember(
-        RECALL,
-        changed,
-        directory=tmp_path / "new",
-        start_from=tmp_path / "old",
-        **settings,
-    )
-    assert (study / "train.hdf5").read_bytes() == content
-    np.testing.assert_array_equal(again.trained[PREFIX], after.trained[PREFIX])
-    with pytest.raises(InputError, match="the text has nothing new"):
-        pt.remember(RECALL, changed, start_from=tmp_path / "new", **settings)
-    with pytest.raises(InputError, match="has 24 slots"):
-        pt.remember(RECALL, text, start_from=tmp_path / "new", slots=8)
-
-
-@pytest.mark.slow
-def test_an_update_leaves_the_rows_of_the_old_memory_alone(tmp_path):
-    texts = {"text": TEXT, "changed": TEXT.replace("dog=god", "cat=tac")}
-    settings: dict[str, Any] = {"chunk": 24, "passage": 8, "progress": False}
-    settings |= {"rows": 16, "held_out": 4, "steps": 1, "batch_size": 4}
-    old = tmp_path / "old"
-    pt.remember(MODEL, texts["text"], slots=8, directory=old, **settings)
+def test_an_update_leaves_the_rows_of_the_old_memory_alone(chunked, tiny):
+    memory, settings = chunked
+    old, changed = Path(memory.run.directory), TEXT.replace("dog=god", "cat=tac")
     content = (old / "study" / "rows.jsonl").read_bytes()
+    settings = settings | {"directory": old, "start_from": old}
     with pytest.raises(InputError, match="give another directory"):
-        pt.remember(MODEL, texts["changed"], directory=old, start_from=old, **settings)
+        pt.remember(tiny, changed, **settings)
     assert (old / "study" / "rows.jsonl").read_bytes() == content
     assert not (old / "study" / "changed").exists()
 
 
+def _changed(text, value):
+    """Replaces the value of the fifth fact."""
+    lines = text.splitlines(keepends=True)
+    return text.replace(lines[4], lines[4][:5] + value + "\n")
+
+
 @pytest.mark.slow
+def test_an_update_writes_rows_about_what_is_new(memories, tmp_path):
+    changed = _changed(recall.document(7, 12)[0], "nana")
+    settings: dict[str, Any] = {"held_out": 16, "passage": 6, "batch_size": 64}
+    settings |= {"rows": 96, "start_from": memories[2] / "slots_8", "progress": False}
+    new = tmp_path / "new"
+    after = pt.remember(RECALL, changed, directory=new, **settings)
+    # The new rows are about the changed line and those beside it.
+    study = new / "study"
+    assert len((study / "changed" / "rows.jsonl").read_text().splitlines()) < 56
+    # Rows of passages that the text does not have any more are gone.
+    rows = [json.loads(x) for x in (study / "rows.jsonl").read_text().splitlines()]
+    passages = [x["prompt"] + x["completion"] for x in rows if x["kind"] == "passage"]
+    assert passages and all(x in changed for x in passages)
+    measured = json.loads((new / "update.json").read_text())
+    assert measured["after"]["loss"] < measured["before"]["loss"] + 0.05
+    assert all(0 <= x["exact_match"] <= 1 for x in measured.values())
+    # The same call finds everything done, and the next one starts from this memory.
+    content = (study / "train.hdf5").read_bytes()
+    again = pt.remember(RECALL, changed, directory=new, **settings)
+    assert (study / "train.hdf5").read_bytes() == content
+    np.testing.assert_array_equal(again.trained[PREFIX], after.trained[PREFIX])
+    settings["start_from"] = new
+    with pytest.raises(InputError, match="the text has nothing new"):
+        pt.remember(RECALL, changed, **settings)
+    with pytest.raises(InputError, match="has 8 slots"):
+        pt.remember(RECALL, changed, slots=12, **settings)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("chunk", [36, None])
+def test_a_memory_learns_what_is_new_and_keeps_the_rest(tmp_path, chunk):
+    text, questions = recall.document(7, 12)
+    changed = _changed(text, "nana")
+    settings: dict[str, Any] = {"held_out": 32, "chunk": chunk, "progress": False}
+    settings |= {"passage": 6, "batch_size": 16, "rows": 256}
+    old = tmp_path / "old"
+    before = pt.remember(RECALL, text, slots=24, directory=old, steps=200, **settings)
+    new = tmp_path / "new"
+    after = pt.remember(RECALL, changed, directory=new, start_from=old, **settings)
+    asked, old_value = questions[4]
+    answers = [str(x.generate(asked, new_tokens=2)[0]) for x in (before, after)]
+    assert answers == [old_value, "nana"]
+    measured = json.loads((new / "update.json").read_text())
+    assert measured["after"]["loss"] < measured["before"]["loss"] + 0.05
+
+
+@pytest.mark.slow
+def test_memories_that_are_trained_together_are_parts_of_one_run(memories, tmp_path):
+    folders = [memories[2] / f"slots_{slots}" for slots in (8, 12)]
+    directory = tmp_path / "both"
+    together = {"steps": 2, "directory": directory, "progress": False}
+    apart, both = pt.compose(folders), pt.compose(folders, **together)
+    assert (both.trained[PREFIX] != apart.trained[PREFIX]).any()
+    parts = [directory / "parts" / str(number) for number in (0, 1)]
+    alone = [pt.load_tuned(part, base=RECALL) for part in parts]
+    assert [x.trained[PREFIX].shape[2] for x in alone] == [8, 12]
+    measured = json.loads((directory / "memory.json").read_text())
+    assert measured["memory"]["positions"] == 20 and "its chunk" in measured
+    # The rows of each memory have their own text.
+    rows = (directory / "study" / "rows.jsonl").read_text().splitlines()
+    assert [json.loads(x)["chunk"] for x in rows].count(1) == len(rows) / 2
+    # The parts are what the whole consists of, and the command finds all done.
+    whole = pt.compose(alone).trained[PREFIX]
+    np.testing.assert_allclose(whole, both.trained[PREFIX], atol=1e-5)
+    arguments = [*map(str, folders), "--steps", "2", "--out", str(directory)]
+    assert main(["compose", *arguments]) == 0
+    again = pt.load_tuned(directory)
+    np.testing.assert_array_equal(again.trained[PREFIX], both.trained[PREFIX])
+    with pytest.raises(InputError, match="whose rows could be learned again"):
+        pt.compose(alone, steps=1)
+    with pytest.raises(InputError, match="give their number of steps"):
+        pt.compose(folders, directory=tmp_path / "other")
+
+
+@pytest.mark.exhaustive
 def test_memories_that_are_trained_together_answer_behind_each_other(
     cartridge, tmp_path
 ):
     tables = [recall.document(seed, 12) for seed in (7, 4)]
-    settings: dict[str, Any] = {"passage": 6, "rows": 192, "batch_size": 32}
-    settings |= {"held_out": 16, "steps": 100, "progress": False}
-    folders = [cartridge[2], tmp_path / "other"]
-    pt.remember(RECALL, tables[1][0], slots=12, directory=folders[1], **settings)
+    folders = [cartridge, tmp_path / "other"]
+    pt.remember(RECALL, tables[1][0], slots=12, directory=folders[1], **LEARNING)
     together = {"steps": 60, "directory": tmp_path / "both", "progress": False}
     apart, both = pt.compose(folders), pt.compose(folders, **together)
     parts = [tmp_path / "both" / "parts" / str(number) for number in (0, 1)]
@@ -377,20 +440,6 @@ def test_memories_that_are_trained_together_answer_behind_each_other(
             for model in (apart, both, alone[number])
         ]
         assert exact[1] > max(exact[0], 0.8) and exact[2] > 0.5
-    measured = json.loads((tmp_path / "both" / "memory.json").read_text())
-    assert measured["memory"]["positions"] == 24 and "its chunk" in measured
-    # The parts are what the whole consists of, and the command finds all done.
-    whole = pt.compose(alone).trained[PREFIX]
-    np.testing.assert_allclose(whole, both.trained[PREFIX], atol=1e-5)
-    directory = str(tmp_path / "both")
-    arguments = [*map(str, folders), "--steps", "60", "--out", directory]
-    assert main(["compose", *arguments]) == 0
-    again = pt.load_tuned(directory)
-    np.testing.assert_array_equal(again.trained[PREFIX], both.trained[PREFIX])
-    with pytest.raises(InputError, match="whose rows could be learned again"):
-        pt.compose(alone, steps=1)
-    with pytest.raises(InputError, match="give their number of steps"):
-        pt.compose(folders, directory=tmp_path / "other")
 
 
 @pytest.mark.slow
