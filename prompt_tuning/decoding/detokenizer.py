@@ -16,7 +16,7 @@ from prompt_tuning.data.text.added_text import (
     context_start,
 )
 from prompt_tuning.data.text.token_bytes import entry_bytes
-from prompt_tuning.data.text.tokenizers import Tokenizer
+from prompt_tuning.data.text.tokenizers import Tokenizer, is_unsettled
 from prompt_tuning.decoding.stop_texts import StopSearch
 
 
@@ -85,6 +85,8 @@ class Detokenizer:
             content = token_content(self._tokenizer, token)
             return NewText("", False, self._part_offset(content, offset))
         self._part = b""
+        if is_unsettled(self._tokenizer, self._whole):
+            return NewText("", False, offset)
         return self._extend(self._added, offset)
 
     def finish(self) -> str:

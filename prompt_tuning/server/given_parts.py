@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from prompt_tuning.data.text.added_text import INCOMPLETE
 from prompt_tuning.data.text.tokenizers import Tokenizer
 from prompt_tuning.decoding.detokenizer import Detokenizer, token_name
 from prompt_tuning.decoding.request import Completion, TokenLogprob
@@ -52,7 +53,8 @@ class GivenText(NamedTuple):
         """Decodes tokens one after the other."""
         pieces = Detokenizer(tokenizer, ())
         offsets = [pieces.add(token).offset for token in ids]
-        return cls(ids, pieces.text, offsets)
+        pieces.finish()
+        return cls(ids, pieces.text.rstrip(INCOMPLETE), offsets)
 
     def first_entry(self, tokenizer: Tokenizer) -> dict[str, list[Any]]:
         """Returns the entry of the first token, which follows nothing."""

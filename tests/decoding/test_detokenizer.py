@@ -9,6 +9,7 @@ from prompt_tuning.decoding.detokenizer import (
 )
 from prompt_tuning.decoding.row_encoding import continuation_text
 from prompt_tuning.decoding.stop_texts import StopSearch, stop_tokens
+from prompt_tuning.server.given_parts import GivenText
 from tests.support.dummies import LetterTokenizer
 
 
@@ -141,6 +142,18 @@ def test_tokens_of_one_text_have_different_names():
     assert [*token_content(tokenizer, first), *token_content(tokenizer, second)] == [
         *(202, 174)
     ]
+
+
+@pytest.mark.parametrize("text", ["a ' b", "do n ' t", "I ' ve , n ' s . ' '", "a n "])
+def test_cleaned_spaces_are_shown_as_in_the_whole_text(text):
+    tokenizer = byte_tokenizer(fallback=True)
+    tokenizer.cleans_spaces = True
+    ids = byte_ids(tokenizer, f"no, {text}")
+    pieces = Detokenizer(tokenizer, ids[:3])
+    shown = [*(pieces.add(token).text for token in ids[3:]), pieces.finish()]
+    whole = tokenizer.decode(ids)
+    assert "".join(shown) == pieces.text == whole[3:]
+    assert GivenText.decode(tokenizer, ids).text == whole
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,9 @@ def _with_special_tokens(tokenizer: Tokenizer, choice: TokenizerChoice) -> Token
         begin = put_before(inner, [text])
     changed = SpecialTokens(*[ids.get(role) for role in ROLES], begin_ids=begin)
     special = changed.fill_from(tokenizer.special)
-    return HuggingFaceTokenizer(inner, special, costs=tokenizer.costs)
+    return HuggingFaceTokenizer(
+        inner, special, costs=tokenizer.costs, cleans_spaces=tokenizer.cleans_spaces
+    )
 
 
 def _check_roles(choice: TokenizerChoice) -> None:

@@ -38,5 +38,9 @@ def with_tokens(tokenizer: Tokenizer, texts: Sequence[str]) -> HuggingFaceTokeni
         copy = tokenizers.Tokenizer.from_str(tokenizer.tokenizer.to_str())
         copy.add_tokens([tokenizers.AddedToken(x, normalized=False) for x in texts])
     return HuggingFaceTokenizer(
-        copy, tokenizer.special, tokenizer.folder, tokenizer.costs
+        copy,
+        tokenizer.special,
+        tokenizer.folder,
+        tokenizer.costs,
+        tokenizer.cleans_spaces,
     )

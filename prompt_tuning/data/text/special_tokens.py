@@ -13,7 +13,11 @@ ROLES = ("bos_token", "eos_token", "pad_token")
 """Roles with a field in `SpecialTokens`, in the order of its fields."""
 
 
-FLAGS = ("add_bos_token", "add_prefix_space", "legacy", "split_special_tokens")
+CLEANS = "clean_up_tokenization_spaces"
+FLAGS = (
+    *("add_bos_token", "add_prefix_space", "legacy", "split_special_tokens"),
+    CLEANS,
+)
 """Settings that are true or false."""
 
 

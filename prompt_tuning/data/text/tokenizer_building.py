@@ -49,12 +49,14 @@ class BuiltTokenizer:
     """A tokenizer with all its added tokens.
 
     Its post-processor puts tokens before a text. `roles` are ids by role, such as
-    `eos_token`.
+    `eos_token`. `cleans_spaces` says whether decoded texts lose spaces; see
+    `tokenizers.clean_spaces`.
     """
 
     tokenizer: "tokenizers.Tokenizer"
     roles: Mapping[str, int]
     costs: Costs
+    cleans_spaces: bool = False
 
 
 @dataclasses.dataclass
@@ -127,7 +129,9 @@ def build_tokenizer(file: Path) -> BuiltTokenizer:
         for role, token in tokens.roles.items()
     }
     roles = {role: id for role, id in ids.items() if id is not None}
-    return BuiltTokenizer(tokenizer, roles, read.costs)
+    is_bpe = type(tokenizer.model).__name__ == "BPE"  # whose spaces stay
+    cleans = bool(settings.get(special_tokens.CLEANS)) and not is_bpe
+    return BuiltTokenizer(tokenizer, roles, read.costs, cleans)
 
 
 def put_before(tokenizer: "tokenizers.Tokenizer", begin: list[str]) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ joined ids decode to the exact text.
 import dataclasses
 import functools
 import itertools
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, SupportsIndex, runtime_checkable
@@ -34,6 +35,10 @@ if TYPE_CHECKING:
 
 SPACE_MARKS = ("\u2581", "\u0120")
 """Characters for a leading space in vocabularies: sentencepiece, byte-level BPE."""
+CLEANED = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
+"""Parts of decoded texts that lose their spaces, in the order of transformers."""
+UNSETTLED = re.compile(r"(?: (?:n|'[vr])?|')\Z")
+"""End of a cleaned text that may lose spaces if more text follows."""
 
 
 @runtime_checkable
@@ -141,6 +146,7 @@ class HuggingFaceTokenizer(_SpecialTokenAttributes):
       folder: folder or GGUF file that it was loaded from, which may contain a chat
         template; None if it was not loaded from a file.
       costs: limits of encoding.
+      cleans_spaces: whether decoded texts lose spaces; see `clean_spaces`.
     """
 
     def __init__(
@@ -149,8 +155,10 @@ class HuggingFaceTokenizer(_SpecialTokenAttributes):
         special: SpecialTokens,
         folder: Path | None = None,
         costs: encoding_limits.Costs = encoding_limits.QUICK,
+        cleans_spaces: bool = False,
     ):
         super().__init__(special)
+        self.cleans_spaces = cleans_spaces
         self.tokenizer = tokenizer
         self.folder = folder
         self.costs = costs
@@ -198,13 +206,14 @@ class HuggingFaceTokenizer(_SpecialTokenAttributes):
         inside = [i for i in map(int, ids) if 0 <= i < self.vocabulary_size]
         with reporting_errors(lambda: library_errors.DECODING):
             if self.costs.is_quick:
-                return self.tokenizer.decode(inside, skip_special_tokens=True)
-            # Unlike `decode`, it lets other threads run.
-            (text,) = self._limited(
-                lambda: self.tokenizer.decode_batch([inside], skip_special_tokens=True),
-                len(inside),
-            )
-            return text
+                text = self.tokenizer.decode(inside, skip_special_tokens=True)
+            else:
+                # Unlike `decode`, it lets other threads run.
+                decode = self.tokenizer.decode_batch
+                (text,) = self._limited(
+                    lambda: decode([inside], skip_special_tokens=True), len(inside)
+                )
+        return clean_spaces(text) if self.cleans_spaces else text
 
     def token(self, id: int) -> str:
         """See `Tokenizer`."""
@@ -215,6 +224,24 @@ class HuggingFaceTokenizer(_SpecialTokenAttributes):
     @functools.cached_property
     def _anchor(self) -> Anchor | None:
         return find_anchor(self, list(self.tokenizer.get_vocab()))
+
+
+def clean_spaces(text: str) -> str:
+    """Removes spaces as `clean_up_tokenization_spaces` of transformers does.
+
+    >>> clean_spaces("I do n't , it ' s .")
+    "I don't, it's."
+    """
+    for part in CLEANED:
+        text = text.replace(part, part.strip())
+    return text
+
+
+def is_unsettled(tokenizer: Tokenizer, text: str) -> bool:
+    """Tests whether further tokens may change the end of a decoded text."""
+    if not isinstance(tokenizer, HuggingFaceTokenizer) or not tokenizer.cleans_spaces:
+        return False
+    return UNSETTLED.search(text) is not None
 
 
 def encode_prompt(tokenizer: Tokenizer, prompt: str) -> list[int]:
@@ -294,7 +321,9 @@ def load_tokenizer(
     special = SpecialTokens(eos_id=eos_id).fill_from(roles)
     with reporting_errors(lambda: f"{file} cannot be used as a tokenizer"):
         folder = file if is_gguf(file) else file.parent
-        return HuggingFaceTokenizer(built.tokenizer, special, folder, built.costs)
+        return HuggingFaceTokenizer(
+            built.tokenizer, special, folder, built.costs, built.cleans_spaces
+        )
 
 
 def _outer_ids(built: BuiltTokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -107,6 +107,24 @@ def test_the_file_counts_where_the_settings_name_a_wrong_class(model_type, tmp_p
 
 
 @pytest.mark.torch
+@pytest.mark.parametrize("source", ["t5 pieces", "llama pieces", "gpt2 merges"])
+def test_spaces_are_cleaned_as_in_transformers(source, tmp_path):
+    import transformers
+
+    folder = write_folder(tmp_path / "tokenizer", f"{source}, class")
+    file = folder / "tokenizer_config.json"
+    settings = json.loads(file.read_text()) if file.exists() else {}
+    settings["clean_up_tokenization_spaces"] = True
+    file.write_text(json.dumps(settings))
+    theirs = transformers.AutoTokenizer.from_pretrained(str(folder))
+    ids = theirs(
+        "The dog ' s park . It do n't walk", add_special_tokens=False
+    ).input_ids
+    decoded = theirs.decode(ids, skip_special_tokens=True)
+    assert load_tokenizer(folder).decode(ids) == decoded
+
+
+@pytest.mark.torch
 def test_model_types_have_the_classes_of_transformers():
     from transformers.models.auto import tokenization_auto
 

@@ -23,6 +23,7 @@ TEXTS = [
     "",
     "’ß' cafe\u0301",
     "[NEW] the new",
+    "the ' café . ' s",
 ]
 SETTINGS = {
     "defaults": {},
@@ -34,6 +35,8 @@ SETTINGS = {
     "other roles": {"unk_token": "unused", "cls_token": "a", "sep_token": "b"},
     "further": {"additional_special_tokens": ["[NEW]"]},
     "distilbert": {"tokenizer_class": "DistilBertTokenizer"},
+    "spaces cleaned": {"clean_up_tokenization_spaces": True},
+    "spaces kept": {"clean_up_tokenization_spaces": None},
 }
 
 
@@ -90,6 +93,16 @@ def test_settings_override_how_tokenizer_json_normalizes(settings, ids, tmp_path
     assert [tokenizer.token(i) for i in tokenizer.encode("The Café")] == ids.split()
 
 
+@pytest.mark.parametrize(("flag", "text"), [(True, "a'b"), (False, "a ' b")])
+def test_spaces_around_an_apostrophe_are_cleaned_if_the_settings_say(
+    flag, text, tmp_path
+):
+    """The texts are those of transformers 5.24."""
+    settings = {"clean_up_tokenization_spaces": flag}
+    tokenizer = load_tokenizer(write_folder(tmp_path / "tokenizer", settings))
+    assert tokenizer.decode(tokenizer.encode("a ' b")) == text
+
+
 def test_lines_may_end_as_on_windows(tmp_path):
     folder = write_folder(tmp_path / "tokenizer", {}, "\r\n")
     tokenizer = load_tokenizer(folder)
@@ -103,6 +116,7 @@ def test_lines_may_end_as_on_windows(tmp_path):
     "settings, found",
     [
         ({"do_lower_case": "yes"}, "do_lower_case"),
+        ({"clean_up_tokenization_spaces": 1}, "clean_up_tokenization_spaces"),
         ({"tokenizer_class": "MPNetTokenizer"}, "MPNetTokenizer"),
         ({"cls_token": None}, r"cls_token of .* expected the text of a token"),
         ({"cls_token": "$A"}, r"cls_token of .* is '\$A'"),
