@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.typed_json import JsonObject
+from prompt_tuning.data.text.tokenizers import hidden_tokens
 from prompt_tuning.decoding.beam_search import BeamSearch
 from prompt_tuning.decoding.decoding_engine import DecodingEngine
 from prompt_tuning.decoding.request import Request, RequestHandle, separate_equal
@@ -85,7 +86,10 @@ class GenerationRoutes:
 
     async def _read_completion(self, content: bytes, client: str) -> "_Work":
         """Reads the body of `/v1/completions`."""
-        body = await self._read(content, openai_requests.read_completion, client)
+        read_body = functools.partial(
+            openai_requests.read_completion, room=self._engine.limit
+        )
+        body = await self._read(content, read_body, client)
         adapter = self._check(body, client)
         rows = [Request(embeddings=each) for each in body.embeddings]
         rows += [Request(ids=ids) for ids in await self._encode(body, adapter, client)]
@@ -144,9 +148,9 @@ class GenerationRoutes:
             )
             sampling = await self.constraints.run(client, constrain)
         body = dataclasses.replace(body, sampling=sampling)
-        written = chat.syntax.written(models.tokenizer)
         common = self._common(body, adapter, client)
-        row = Request(ids=chat.ids, written=written, **common)
+        common["written"] |= chat.syntax.written(models.tokenizer)
+        row = Request(ids=chat.ids, **common)
         name = body.model or models.name
         form = ChatFormat(name, models.tokenizer, chat.syntax, body.given)
         return await self._work(body, [row], form)
@@ -178,7 +182,9 @@ class GenerationRoutes:
         self, body: CommonBody, adapter: str | None, client: str
     ) -> dict[str, Any]:
         """Returns the settings that all rows of a request share."""
+        special = {} if body.skips_special else hidden_tokens(self._models.tokenizer)
         return {
+            "written": {id: text for text, id in special.items()},
             "adapter": adapter,
             "prompt_id": body.prompt_id,
             "sampling": body.sampling,

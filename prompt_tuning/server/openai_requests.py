@@ -17,7 +17,14 @@ from prompt_tuning.server import chat_requests, structured_outputs, tool_choice
 from prompt_tuning.server.chat_requests import read_conversation
 from prompt_tuning.server.given_embeddings import read_embeddings
 from prompt_tuning.server.given_parts import NOTHING_GIVEN, GivenParts
-from prompt_tuning.server.request_fields import CHANGING, IGNORED, Changing, check_known
+from prompt_tuning.server.request_fields import (
+    CHANGING,
+    IGNORED,
+    Changing,
+    check_known,
+    has_no_limit,
+    without_open_limits,
+)
 from prompt_tuning.server.server_limits import (
     MAXIMUM_BIASES,
     MAXIMUM_ROWS,
@@ -37,7 +44,7 @@ SAMPLING = (
 """Fields of sampling settings; vLLM's names where OpenAI has none."""
 COMMON = (
     *("model", "stream", "stream_options", "logprobs", "prompt_logprobs"),
-    *("prompt_id", *SAMPLING),
+    *("prompt_id", "skip_special_tokens", *SAMPLING),
 )
 SPECIAL = "add_special_tokens"
 BEAMS = ("use_beam_search", "best_of", "length_penalty")
@@ -65,7 +72,8 @@ class CommonBody:
     """Fields that completions and conversations have in common.
 
     `asked` is the maximum number of new tokens in the request. With `usage`, a stream
-    ends with token counts. `unknown` has the names of unknown fields.
+    ends with token counts. `unknown` has the names of unknown fields. With
+    `skips_special`, the text leaves out special tokens.
     """
 
     model: str | None
@@ -76,6 +84,7 @@ class CommonBody:
     asked: int | None
     unknown: Sequence[str]
     given: GivenParts
+    skips_special: bool
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -105,13 +114,11 @@ def read_body(content: bytes) -> JsonObject:
     return as_object(parse_json(content, "the body"), "the body")
 
 
-def read_completion(body: JsonObject) -> CompletionBody:
-    """Reads the body of `/v1/completions`.
-
-    Raises:
-      InputError: if a field is refused, or a value cannot be used.
-    """
+def read_completion(body: JsonObject, room: int) -> CompletionBody:
+    """Reads the body of `/v1/completions`; arguments and errors as in `read_chat`."""
     unknown = check_known(body, COMPLETION)
+    tokens = room if has_no_limit(body, "max_tokens") else COMPLETION_TOKENS
+    body = without_open_limits(body)
     embeddings = read_embeddings(body)
     prompts = []
     if not embeddings or body.values.get("prompt") is not None:
@@ -120,9 +127,9 @@ def read_completion(body: JsonObject) -> CompletionBody:
     fields: dict[str, Any] = {"prompts": prompts, "embeddings": embeddings}
     fields |= {"special": body.flag(SPECIAL, True), "unknown": unknown}
     if body.flag("use_beam_search", False):
-        beams = read_beams(body)
+        beams = read_beams(body, tokens)
         values = dict(body.values) | {"temperature": 1, "n": beams.returned}
-        common = _common(JsonObject(body.source, values), COMPLETION_TOKENS, None, rows)
+        common = _common(JsonObject(body.source, values), tokens, None, rows)
         return CompletionBody(beams=beams, **fields, **common)
     for name in ("best_of", "length_penalty"):
         value = body.values.get(name)
@@ -137,18 +144,24 @@ def read_completion(body: JsonObject) -> CompletionBody:
     echo = body.flag("echo", False)
     if echo and embeddings:
         raise InputError("prompt_embeds have no text to echo: leave out echo")
-    common = _common(body, COMPLETION_TOKENS, logprobs, rows, echo=echo)
+    common = _common(body, tokens, logprobs, rows, echo=echo)
     return CompletionBody(beams=None, **fields, **common)
 
 
-def read_beams(body: JsonObject) -> BeamSearch:
+def read_beams(body: JsonObject, tokens: int) -> BeamSearch:
     """Reads the settings of beam search with `best_of` beams, `n` of them returned.
+
+    Args:
+      body: the body.
+      tokens: maximum number of new tokens if the body has none.
 
     Raises:
       InputError: if a field contradicts beam search.
     """
     for name, value in body.values.items():
         allowed = name in (*WITH_BEAMS, *IGNORED) or value in (None, False, [], {})
+        if name == "skip_special_tokens":
+            allowed = value is not False
         if not allowed and name in COMPLETION:
             raise InputError(f"{name} has no effect with use_beam_search: leave it out")
     if body.flag("stream", False):
@@ -166,7 +179,7 @@ def read_beams(body: JsonObject) -> BeamSearch:
         beams=beams,
         returned=returned,
         length_penalty=body.number("length_penalty", 1.0, minimum=-100, maximum=100),
-        new_tokens=body.integer("max_tokens", COMPLETION_TOKENS, minimum=1),
+        new_tokens=body.integer("max_tokens", tokens, minimum=1),
     )
 
 
@@ -180,7 +193,7 @@ def read_chat(body: JsonObject, room: int) -> ChatBody:
     wanted = body.flag("logprobs", False)
     if top and not wanted:
         raise InputError("top_logprobs needs logprobs = true")
-    values = dict(body.values)
+    values = dict(without_open_limits(body).values)
     tokens = values.pop("max_completion_tokens", None)
     if tokens is not None:
         if values.get("max_tokens") not in (None, tokens):
@@ -268,6 +281,7 @@ def _common(
         "usage": options.flag("include_usage", False),
         "asked": body.integer("max_tokens", None),
         "given": given_parts,
+        "skips_special": body.flag("skip_special_tokens", True),
     }
 
 

@@ -66,7 +66,6 @@ CHANGING: Mapping[str, Changing] = {
     "mm_processor_kwargs": Changing(({},)),
     "return_token_ids": Changing((False,)),
     "return_tokens_as_token_ids": Changing((False,)),
-    "skip_special_tokens": Changing((True,)),
     "spaces_between_special_tokens": Changing((True,)),
     "truncate_prompt_tokens": Changing(),
     "use_beam_search": Changing((False,)),
@@ -97,6 +96,8 @@ CHANGING: Mapping[str, Changing] = {
     "xtc_probability": Changing((0,)),
 }
 """Fields that would change the answer; refused by name unless neutral."""
+LIMITS = ("max_tokens", "max_completion_tokens")
+"""Names of the maximum number of new tokens."""
 MAXIMUM_NOTED = 1000
 """Maximum number of log lines about unknown fields."""
 
@@ -148,6 +149,22 @@ def check_known(
             hint = f"send {instead} instead" if instead else "leave it out"
             raise InputError(f"{name} = {shown(value)} is not supported: {hint}")
     return unknown
+
+
+def has_no_limit(body: JsonObject, name: str) -> bool:
+    """Tests whether a number of new tokens is null or -1, which both mean the room.
+
+    The former is that of vLLM, the latter that of llama.cpp.
+    """
+    value = body.values.get(name, 0)
+    return value is None or (type(value) is int and value == -1)
+
+
+def without_open_limits(body: JsonObject) -> JsonObject:
+    """Returns a body without the numbers of new tokens that mean the room."""
+    open_ended = [name for name in LIMITS if has_no_limit(body, name)]
+    values = {k: x for k, x in body.values.items() if k not in open_ended}
+    return JsonObject(body.source, values)
 
 
 def _meant(name: str, known: Sequence[str]) -> str:

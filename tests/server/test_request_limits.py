@@ -19,6 +19,7 @@ from tests.support.running_server import RunningServer, open_chat_model
 
 LENGTH = 96
 ENDLESS = {"ignore_eos": True, "temperature": 0}
+BEAMS = {"use_beam_search": True, "n": 2}
 README = Path(request_fields.__file__).with_name("README.md")
 
 
@@ -44,6 +45,35 @@ def test_an_answer_may_take_the_room_that_its_conversation_leaves(server):
     assert answer["usage"]["completion_tokens"] == 16
 
 
+@pytest.mark.parametrize("number", [None, -1])
+def test_a_limit_of_null_or_minus_one_is_the_room(number, server):
+    """The former is that of vLLM, the latter that of llama.cpp."""
+    body = {"prompt": "abc", "max_tokens": number, **ENDLESS}
+    _, headers, answer = server.send(body)
+    assert answer["usage"]["completion_tokens"] == LENGTH - 3
+    assert "x-max-tokens-clamped" not in headers
+    for name in ("max_tokens", "max_completion_tokens"):
+        _, answer = server.chat(**{name: number}, **ENDLESS)
+        assert answer["usage"]["total_tokens"] == LENGTH
+    _, headers, answer = server.send({"prompt": "abc", "max_tokens": number, **BEAMS})
+    assert "x-max-tokens-clamped" not in headers
+    with pytest.raises(InputError, match="max_tokens = -2, expected"):
+        read_turn(max_tokens=-2)
+
+
+def test_special_tokens_are_part_of_the_text_if_they_are_not_skipped(server):
+    tokenizer = server.texts.tokenizer
+    end = {"logit_bias": {str(tokenizer.eos_id): 100}, "temperature": 0}
+    text = tokenizer.token(tokenizer.eos_id)
+    fields = {**end, "max_tokens": 2, "ignore_eos": True, "skip_special_tokens": False}
+    answers = [server.ask({"prompt": "abc", **fields})[1], server.chat(**fields)[1]]
+    assert answers[0]["choices"][0]["text"] == text * 2
+    assert answers[1]["choices"][0]["message"]["content"] == text * 2
+    # As from vLLM, the token that ends a row is not part of it.
+    fields["ignore_eos"] = False
+    assert server.ask({"prompt": "abc", **fields})[1]["choices"][0]["text"] == ""
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_more_tokens_than_there_is_room_for_are_clamped(stream, server):
     body = {"prompt": "abc", "max_tokens": 1000, "stream": stream, **ENDLESS}
@@ -58,7 +88,7 @@ def test_more_tokens_than_there_is_room_for_are_clamped(stream, server):
 
 
 def test_beams_are_clamped_too(server):
-    body = {"prompt": "abc", "max_tokens": 1000, "use_beam_search": True, "n": 2}
+    body = {"prompt": "abc", "max_tokens": 1000, **BEAMS}
     _, headers, _ = server.send(body)
     assert headers["x-max-tokens-clamped"] == str(LENGTH - 3)
 
@@ -93,7 +123,7 @@ def test_json_has_the_space_that_a_request_names(server):
 
 def test_unknown_fields_are_noted_once_for_each_client(caplog):
     body = {"prompt": "a", "max_token": 5, "of_2030": {"a": 1}}
-    names = read_completion(JsonObject("the body", body)).unknown
+    names = read_completion(JsonObject("the body", body), 8).unknown
     log = UnknownFields()
     with caplog.at_level(logging.WARNING):
         for client in ("10.0.0.1", "127.0.0.1:5", "127.0.0.1:6"):
@@ -112,7 +142,7 @@ def test_a_field_that_would_change_the_answer_is_refused():
     for name in CHANGING:
         body = {"prompt": "a", name: ["another value"]}
         with pytest.raises(InputError, match=name):
-            read_completion(JsonObject("the body", body))
+            read_completion(JsonObject("the body", body), 8)
 
 
 def read_turn(**fields):

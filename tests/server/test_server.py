@@ -381,7 +381,7 @@ def test_an_answer_that_cannot_match_is_an_error(server):
         ({"prompt": [10**20]}, 400, "expected 0 to"),
         ({"prompt": "a", "model": "b"}, 404, "there are: base, soft"),
         ({"prompt": "a", "chat_template": "b"}, 400, "'b' is not supported"),
-        ({"prompt": "a", "skip_special_tokens": False}, 400, "is not supported"),
+        ({"prompt": "a", **BEAMS, "skip_special_tokens": False}, 400, "leave it out"),
         ({"prompt": "a", "return_token_ids": 0}, 400, "is not supported"),
         ({"prompt": "a", **BEAMS, "echo": True}, 400, "echo has no effect"),
         ({"prompt": "a", "echo": 1}, 400, "expected true or false"),
@@ -544,7 +544,7 @@ def test_a_waiting_constraint_of_a_client_that_left_is_not_compiled(
 ):
     begun, go = [], threading.Event()
 
-    def read(body):
+    def read(body, room):
         begun.append(body)
         assert go.wait(30)
         raise InputError("as expected")
