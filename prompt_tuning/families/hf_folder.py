@@ -39,6 +39,7 @@ from prompt_tuning.families.class_labels import (
     encoder_alone,
     with_class_head,
 )
+from prompt_tuning.families.default_positions import with_positions
 from prompt_tuning.families.family import Family
 from prompt_tuning.families.gguf.settings import (
     check_model_type,
@@ -126,7 +127,7 @@ def _read_sources(path: Path) -> list[HuggingFaceSettings]:
     if is_gguf(path):
         check_model_type(read_gguf(path), settings)
     _check_quantization(settings)
-    sources = [settings]
+    sources = [with_positions(settings, model_type)]
     if (folder / GENERATION).exists():
         sources.append(read_settings(folder / GENERATION))
     parts = FAMILIES[model_type].token_parts

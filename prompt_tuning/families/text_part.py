@@ -5,6 +5,7 @@ from typing import Any
 
 from prompt_tuning.checkpoints.stored_tensors import Recipe
 from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.families.default_positions import with_positions
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
 from prompt_tuning.families.llama_layout import layout_recipes
 
@@ -42,7 +43,7 @@ def read_text_part(
     kind = part.text("model_type", next(iter(readers)))
     if kind not in readers:
         part.refuse("model_type", " or ".join(map(repr, readers)))
-    return readers[kind](part) | {
+    return readers[kind](with_positions(part, kind)) | {
         "tied_head": settings.flag("tie_word_embeddings", tied)
     }
 

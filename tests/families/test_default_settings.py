@@ -1,9 +1,16 @@
 """Settings of `config.json` that folders leave out, or that mean nothing by zero."""
 
+# transformers is only in the `bench` extra.
+# pyright: reportMissingImports=false
+
+import json
+
 import pytest
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.families import FAMILIES
+from prompt_tuning.families.default_positions import POSITIONS
+from prompt_tuning.families.hf_folder import read_config
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
 
 SETTINGS = {
@@ -45,3 +52,22 @@ def test_a_window_of_zero_is_none(model_type):
 def test_a_missing_head_width_is_that_of_transformers(model_type, width):
     assert read(model_type)["head_width"] == width
     assert read(model_type, head_dim=12)["head_width"] == 12
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("model_type", POSITIONS)
+def test_missing_positions_are_those_of_transformers(model_type):
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    number = CONFIG_MAPPING[model_type]().max_position_embeddings
+    assert POSITIONS[model_type] == number
+
+
+@pytest.mark.parametrize(("model_type", "number"), [("llama", 2048), ("qwen3", 32768)])
+def test_folders_may_leave_out_the_number_of_rotary_positions(
+    model_type, number, tmp_path
+):
+    settings = {**SETTINGS, "model_type": model_type, "max_position_embeddings": None}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    config = read_config(tmp_path, tied_head=True)
+    assert config.maximum_positions == number
