@@ -173,7 +173,7 @@ def test_vectors_are_continued_as_their_tokens_are(server, model):
 @pytest.mark.parametrize("name", ["base", "soft"])
 def test_beams_are_those_of_a_search_in_this_process(name, server, model):
     adapter = server.application.models.entries().get(name)
-    file = None if adapter is None else Path(adapter.path)
+    file = Path(adapter.path) if adapter and adapter.path else None
     prompted, parameters = load_tuned(model.run, file)
     settings = BeamSearch(beams=4, returned=2, length_penalty=0.6, new_tokens=6)
     rows = [encode_given(prompted, TEXT)]
