@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import prompt_tuning as pt
+from prompt_tuning.api import memory_composition
 from prompt_tuning.api.memories import check_folder
 from prompt_tuning.api.memory_budget import fit_budget
 from prompt_tuning.api.memory_composition import load_memories, write_start
@@ -26,6 +27,7 @@ from prompt_tuning.texts.memory_comparison import (
     memory_drift,
 )
 from prompt_tuning.texts.study_files import StudyFiles
+from prompt_tuning.texts.study_update import OldStudy
 from prompt_tuning.texts.text_study import TextStudy
 from scripts import recall
 from tests.support import small_runs
@@ -454,6 +456,25 @@ def test_the_memory_of_the_right_table_is_retrieved_for_a_question():
         assert pt.retrieve(memories, asked[0][0]) == [number]
         assert pt.retrieve(memories, asked[-1][0], count=2)[0] == number
     assert pt.retrieve(memories[:1] * 3, tables[0][1][0][0], count=3) == [0, 1, 2]
+
+
+@pytest.mark.slow
+def test_memories_that_cannot_be_trained_together_leave_nothing(tmp_path, monkeypatch):
+    prefix = pt.KeyValuePrefix(length=4, initializer=pt.from_text(TEXT))
+    memories = [pt.tune(MODEL, prefix, [("a", "b")], steps=1, progress=False)] * 2
+    chunks = [{"text": "a" * 9999, "input_ids": [5] * 9999}]
+    rows = [{"given_ids": [5], "learned_ids": [6], "chunk": 0, "kind": "qa"}] * 64
+    study = OldStudy(None, chunks, rows, [], {"text": "a"})
+    monkeypatch.setattr(memory_composition, "study_of", lambda memory: study)
+    for folder in (tmp_path / "new", tmp_path):
+        with pytest.raises(InputError, match="positions"):
+            pt.compose(memories, steps=1, directory=folder, progress=False)
+        assert not [*tmp_path.iterdir()]
+    (tmp_path / "study").mkdir()
+    (tmp_path / "study" / "rows.jsonl").write_text("known")
+    with pytest.raises(InputError, match="positions"):
+        pt.compose(memories, steps=1, directory=tmp_path, progress=False)
+    assert (tmp_path / "study").exists()
 
 
 def test_memories_that_are_trained_together_stay_those_of_the_first_call(tmp_path):

@@ -1,7 +1,9 @@
 """`compose`: join memories into one prefix."""
 
+import contextlib
+import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -13,6 +15,7 @@ from prompt_tuning.api.memories import RATE, check_folder, finish_memory
 from prompt_tuning.api.memory_update import STUDY, study_of
 from prompt_tuning.api.model import Model
 from prompt_tuning.api.tune import TunedModel, load_sharing, tune
+from prompt_tuning.config.config_values import CONFIG_FILE
 from prompt_tuning.config.deferred_factories import Configurable
 from prompt_tuning.core.atomic_files import replace_file
 from prompt_tuning.core.errors import InputError, shown
@@ -96,24 +99,25 @@ def compose(
     folder = Path(directory or tempfile.mkdtemp(prefix="prompt-tuning-"))
     start = folder / STUDY / APART
     check_folder(folder, start)
-    files = join_studies(folder / STUDY, studies, both.prompted.needed_tokenizer())
-    write_start(start, np.asarray(both.trained[PREFIX_PATH]))
-    tuned = tune(
-        both,
-        Configurable("KeyValuePrefix")(length=sum(lengths), frozen_slots=1),
-        [files.train],
-        steps=steps,
-        learning_rate=RATE,
-        evaluation=files.held_out and [files.held_out],
-        objective=Configurable("ContextDistillation")(
-            context_key=CHUNK_KEY, contexts=str(files.chunks)
-        ),
-        batch_size=batch_size,
-        directory=folder,
-        seed=seed,
-        start_from=str(start),
-        progress=progress,
-    )
+    with _removed_if_refused(folder):
+        files = join_studies(folder / STUDY, studies, both.prompted.needed_tokenizer())
+        write_start(start, np.asarray(both.trained[PREFIX_PATH]))
+        tuned = tune(
+            both,
+            Configurable("KeyValuePrefix")(length=sum(lengths), frozen_slots=1),
+            [files.train],
+            steps=steps,
+            learning_rate=RATE,
+            evaluation=files.held_out and [files.held_out],
+            objective=Configurable("ContextDistillation")(
+                context_key=CHUNK_KEY, contexts=str(files.chunks)
+            ),
+            batch_size=batch_size,
+            directory=folder,
+            seed=seed,
+            start_from=str(start),
+            progress=progress,
+        )
     if directory is None:
         tuned.keep_until_collected(str(folder))
     if tuned.result is None or tuned.result.finished:
@@ -121,6 +125,19 @@ def compose(
             finish_memory(tuned, progress=progress)
         _write_parts(tuned, lengths, folder / PARTS)
     return tuned
+
+
+@contextlib.contextmanager
+def _removed_if_refused(folder: Path) -> Iterator[None]:
+    """Removes the rows that are written inside, unless a run begins with them."""
+    new = [x for x in (folder / STUDY, folder) if not x.exists()]
+    try:
+        yield
+    except InputError:
+        if not (folder / CONFIG_FILE).exists():
+            for path in new:
+                shutil.rmtree(path, ignore_errors=True)
+        raise
 
 
 def _joined(memories: Sequence[TunedModel]) -> tuple[TunedModel, list[int]]:
