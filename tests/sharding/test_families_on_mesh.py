@@ -117,16 +117,21 @@ FAMILIES = sorted(
     ({*sorted(path.name for path in FIXTURES.iterdir())[::3]} | HYBRID) - STEEP
 )
 """A third of the families, with each mixer: the others have the same layers."""
+TWO_LAYERS = {"layers": 2, "recurrent_layers": (0,)}
+DELTA, STATES, SCAN, LIGHTNING = (
+    dataclasses.replace(config, **TWO_LAYERS)
+    for config in (dummies.QWEN3_5, dummies.GRANITE4, dummies.JAMBA, dummies.MINIMAX)
+)
 ONE_KEY = {"recurrent_key_heads": 1}
 MEMORIES = {
-    "delta": (dummies.QWEN3_5, 2),
-    "states, state prefix": (dummies.GRANITE4, 2),
-    "scan": (dummies.JAMBA, 2),
-    "lightning": (dummies.MINIMAX, 2),
-    "delta, one key head": (dataclasses.replace(dummies.QWEN3_5, **ONE_KEY), 2),
-    "states, one key head": (dataclasses.replace(dummies.GRANITE4, **ONE_KEY), 2),
+    "delta": (DELTA, 2),
+    "states, state prefix": (STATES, 2),
+    "scan": (SCAN, 2),
+    "lightning": (LIGHTNING, 2),
+    "delta, one key head": (dataclasses.replace(DELTA, **ONE_KEY), 2),
+    "states, one key head": (dataclasses.replace(STATES, **ONE_KEY), 2),
     # Devices that do not divide the key heads compute all heads.
-    "delta, undivided": (dummies.QWEN3_5, 4),
+    "delta, undivided": (DELTA, 4),
 }
 """Models, and numbers of devices along `tensor`."""
 
@@ -160,7 +165,7 @@ def test_heads_of_memories_are_divided_among_devices(name):
     rows = dummies.random_rows(meshes.ROWS, vocabulary_size=config.vocabulary_size)
     model, batch = (graph, parameters, [group]), dummies.make_batch(config, rows)
     # Larger steps let losses of the delta rule rise, and rounding errors with them.
-    curve = functools.partial(meshes.curve, model, batch, optimizer=optax.sgd(0.003))
+    curve = functools.partial(meshes.curve, model, batch, optimizer=optax.sgd(0.005))
     layout = meshes.layout_of(MeshShape(data=1, tensor=devices), config)
     placement = meshes.placed(layout, graph, parameters)
     path = f"decoder/layers/{config.recurrence}/value/kernel"
@@ -170,5 +175,7 @@ def test_heads_of_memories_are_divided_among_devices(name):
     alone = curve(None)
     assert np.ptp(alone) > 1e-3
     np.testing.assert_allclose(curve(layout), alone, rtol=1e-5)
-    rows = meshes.layout_of(MeshShape(data=2, fsdp=2), config)
-    np.testing.assert_allclose(curve(rows), alone, rtol=1e-5)
+    # The rows of the other memories: `test_twenty_steps_have_the_losses_of_one_device`.
+    if name == "delta":
+        rows = meshes.layout_of(MeshShape(data=2, fsdp=2), config)
+        np.testing.assert_allclose(curve(rows), alone, rtol=1e-5)
