@@ -56,9 +56,10 @@ def test_the_cache_of_deepseek_v3_has_576_numbers_for_each_token_and_layer():
 def test_few_queries_have_the_same_states_after_compressed_and_expanded_keys():
     model, parameters = engine_model(DEEPSEEK, "none")
     merged = cast(DecoderOnly, merge(model.graph, parameters))
-    _, cache = merged.prefill(jnp.array([ROW, ROW[::-1]]), jnp.array([11, 7]), 2)
-    tokens = jnp.array([3, 5])
-    compressed, _ = merged.decode(tokens, cache)
+    rows, lengths, tokens = [ROW, ROW[::-1]], jnp.array([11, 7]), jnp.array([3, 5])
+    _, cache = jax.jit(lambda x: merged.prefill(x, lengths, 2))(jnp.array(rows))
+    decode = jax.jit(lambda cache: merged.decode(tokens, cache))
+    compressed, _ = decode(cache)
     (past,), whole = cache.past, merged.decoder.expanded
     assert isinstance(past.key_values, KeyValues)
     wide = dataclasses.replace(
@@ -66,7 +67,7 @@ def test_few_queries_have_the_same_states_after_compressed_and_expanded_keys():
         past=(past._replace(key_values=whole(past.key_values)),),
         generated=whole(cache.generated),
     )
-    expanded, after = merged.decode(tokens, wide)
+    expanded, after = decode(wide)
     assert after.generated.keys.shape[1] == DEEPSEEK.heads
     np.testing.assert_allclose(compressed, expanded, atol=1e-5)
 

@@ -21,6 +21,7 @@ from prompt_tuning.training.gradients import gradients
 from prompt_tuning.training.state import TrainState
 from prompt_tuning.training.step import prompt_norm
 from tests.support import dummies
+from tests.support.exhaustive import sample
 from tests.training.test_sweep_step import (
     check_equal,
     computed_in_float64,
@@ -32,10 +33,10 @@ LENGTH = 3
 TRAINED = ("decoder/prompt/prompt", "decoder/prompt/state")
 CONFIGS = {
     **{"lfm2": dummies.LFM2, "granite4": dummies.GRANITE4},
-    **{"falcon_h1": dummies.FALCON_H1, "mamba2": dummies.MAMBA2},
     **{"jamba": dummies.JAMBA, "minimax": dummies.MINIMAX},
+    # With the states of granite4, beside attention and in every layer.
+    **{"falcon_h1": dummies.FALCON_H1, "mamba2": dummies.MAMBA2},
 }
-HYBRID = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 
 
 def with_prefix(config):
@@ -55,13 +56,15 @@ def divided(parameters):
 
 
 @pytest.mark.slow
-@HYBRID
-def test_text_after_the_keys_and_states_of_tokens_is_as_after_the_tokens(config):
+@pytest.mark.parametrize("name", CONFIGS)
+def test_text_after_the_keys_and_states_of_tokens_is_as_after_the_tokens(name):
+    config = CONFIGS[name]
     graph, parameters = with_prefix(config)
     plain = dummies.abstract(lambda key: build_model(key, config))[0]
     _, frozen = divided(parameters)
     tokens, model = [3, 1, 4, 1, 5], cast(LanguageModel, merge(plain, frozen))
-    _, cache = model.prefill(jnp.array([tokens[:LENGTH]]), jnp.array([LENGTH]), 1)
+    read = jax.jit(lambda row: model.prefill(row, jnp.array([LENGTH]), 1)[1])
+    cache = read(jnp.array([tokens[:LENGTH]]))
     keys = jnp.stack(cache.past[-1].key_values, axis=1)  # [L, 2, G, 1, P, K]
     memory: Any = cache.state
     states = [x.reshape(len(x), -1) for x in memory if x is not None]
@@ -80,8 +83,9 @@ def test_text_after_the_keys_and_states_of_tokens_is_as_after_the_tokens(config)
 
 
 @pytest.mark.slow
-@HYBRID
-def test_gradients_are_finite_differences_in_float64(config, monkeypatch):
+@pytest.mark.parametrize("name", sample(4, CONFIGS))
+def test_gradients_are_finite_differences_in_float64(name, monkeypatch):
+    config = CONFIGS[name]
     graph, parameters = with_prefix(config)
     monkeypatch.setattr(jnp, "float32", jnp.float64)
     with jax.enable_x64(True):
@@ -115,8 +119,13 @@ def test_a_sweep_trains_each_member_as_alone():
     config = dummies.GRANITE4
     graph, parameters = with_prefix(config)
     trained, frozen = divided(parameters)
-    chosen = [optax.sgd(rate) for rate in (0.1, 0.01)]
-    states = [TrainState.create(trained, each, jax.random.key(0)) for each in chosen]
+    # Other starts of the same step: alone, both are one program.
+    chosen = [optax.sgd(0.1)] * 2
+    starts = [trained, {path: x / 2 for path, x in trained.items()}]
+    states = [
+        TrainState.create(start, each, jax.random.key(0))
+        for start, each in zip(starts, chosen, strict=True)
+    ]
     batch = dummies.make_batch(config, dummies.random_rows([(4, 3), (1, 5)]))
     alone = [
         run_alone(graph, state, frozen, each, [batch] * 2)
