@@ -163,24 +163,45 @@ def test_gradients_equal_those_of_the_widened_weights(kind, folders):
         np.testing.assert_allclose(gradient[path], leaf, atol=1e-5 * max(scale, 1))
 
 
+WITH_HEAD = dataclasses.replace(CONFIG, vocabulary_size=64)
+
+
+@pytest.fixture
+def with_head(tmp_path):
+    """Returns models with the codes of a folder's head, and with wide weights."""
+
+    def pair(kind):
+        write_random_model(tmp_path / "base", WITH_HEAD)
+        folder = write_quantized(tmp_path / "base", tmp_path / "model", kind, "lm_head")
+        models = opened(folder), opened(folder, WIDE)
+        return [(model, model.read_parameters()) for model in models]
+
+    return pair
+
+
+TWO = ("gptq", "nf4")
+CONTINUED = sample(2, [*TWO, *(kind for kind in KINDS if kind not in TWO)])
+# One program for the wide models of all kinds.
+losses_of = jax.jit(token_losses, static_argnums=0)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_quantized_head_stays_in_its_codes(kind, tmp_path):
-    config = dataclasses.replace(CONFIG, vocabulary_size=64)
-    write_random_model(tmp_path / "base", config)
-    folder = write_quantized(tmp_path / "base", tmp_path / "model", kind, "lm_head")
-    held, wide = opened(folder), opened(folder, WIDE)
+def test_a_quantized_head_stays_in_its_codes(kind, with_head):
+    (held, codes), (wide, numbers) = with_head(kind)
     assert held.plan.stores[HEAD].quantized
-    parameters = [each.read_parameters() for each in (held, wide)]
-    np.testing.assert_array_equal(wide_table(parameters[0], HEAD), parameters[1][HEAD])
-    batch = dummies.make_batch(config, dummies.random_rows([(4, 3), (2, 5)]))
-    losses = [
-        jax.jit(functools.partial(token_losses, model.graph))(each, batch).nll
-        for model, each in zip((held, wide), parameters, strict=True)
-    ]
-    np.testing.assert_allclose(*losses, rtol=1e-5)
+    np.testing.assert_array_equal(wide_table(codes, HEAD), numbers[HEAD])
+    batch = dummies.make_batch(WITH_HEAD, dummies.random_rows([(4, 3), (2, 5)]))
+    losses = losses_of(held.graph, codes, batch).nll
+    expected = losses_of(wide.graph, numbers, batch).nll
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", CONTINUED)
+def test_a_quantized_head_continues_texts_as_the_wide_one(kind, with_head):
     ids = []
-    for model, each in zip((held, wide), parameters, strict=True):
+    for model, each in with_head(kind):
         engine = DecodingEngine(model, each, slots=2, length=32)
         request = Request(ids=[3, 5, 7], sampling=Sampling(new_tokens=12))
         (handle,) = engine.run([request])
