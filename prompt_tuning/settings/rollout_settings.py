@@ -74,7 +74,7 @@ class Rollouts:
       ...     objective=pt.GRPO(),
       ...     rollouts=rollouts,
       ...     steps=2,
-      ...     batch_size=2,
+      ...     batch_size=4,
       ...     progress=False,
       ... )
     """
