@@ -1,6 +1,7 @@
 """The option `--adapter NAME=PATH`, for commands that load adapters."""
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 from prompt_tuning.core.errors import InputError, shown
@@ -18,15 +19,15 @@ def add_adapter_option(parser: argparse.ArgumentParser, purpose: str) -> None:
     )
 
 
-def named_adapters(options: argparse.Namespace) -> dict[str, Path]:
-    """Returns the paths of the adapters by name.
+def named_adapters(given: Sequence[str]) -> dict[str, Path]:
+    """Returns the paths of adapters by name, given as `NAME=PATH`.
 
     Raises:
       InputError: if an option is malformed, a name is given twice, or a path does not
         exist.
     """
     adapters = {}
-    for text in options.adapter:
+    for text in given:
         name, equals, path = text.partition("=")
         if not (name and equals and path):
             raise InputError(f"--adapter is {shown(text)}, expected NAME=PATH")

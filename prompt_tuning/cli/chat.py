@@ -64,7 +64,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def check(options: argparse.Namespace) -> None:
     """Checks for missing and contradictory options."""
     check_options(options, trains=False)
-    named_adapters(options)
+    named_adapters(options.adapter)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -96,7 +96,7 @@ def _open_session(options: argparse.Namespace) -> "Session":
         chat_template_kwargs=options.chat_template_kwargs,
     )
     session = Session(texts, settings)
-    for name, path in named_adapters(options).items():
+    for name, path in named_adapters(options.adapter).items():
         # A missing chat template is reported before the first message.
         _ = texts.load(name, path).encoding.chat
     engine = texts.open_engine(slots=1, length=length)

@@ -175,7 +175,7 @@ def _continue(run: "Run", options: argparse.Namespace, given: list[str] | None) 
             "out --n and --beams, or give the text as an argument"
         )
     texts = Texts(run, *load_tuned(run, options.prompt), day=_day(options))
-    for name, path in named_adapters(options).items():
+    for name, path in named_adapters(options.adapter).items():
         texts.load(name, path)
     if options.input is not None:
         _continue_lines(texts, settings, options)

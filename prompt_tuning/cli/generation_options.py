@@ -123,7 +123,7 @@ def _check_files(options: argparse.Namespace) -> None:
 
 
 def _check_adapters(options: argparse.Namespace) -> None:
-    adapters = named_adapters(options)
+    adapters = named_adapters(options.adapter)
     for name in (BASE, TRAINED):
         if name in adapters:
             raise InputError(
@@ -176,7 +176,7 @@ def text_settings(options: argparse.Namespace, slots: int) -> "TextSettings":
     )
     adapter = options.use_adapter
     if adapter is None and len(options.adapter) == 1:
-        (adapter,) = named_adapters(options)
+        (adapter,) = named_adapters(options.adapter)
     return TextSettings(
         sampling=sampling,
         beams=beams,

@@ -151,7 +151,7 @@ def check(options: argparse.Namespace) -> None:
         raise InputError(f"--allow_loading: {options.allow_loading} is not a directory")
     if options.api_key == "":
         raise InputError("--api_key is empty: give a key, or leave it out")
-    named_adapters(options)
+    named_adapters(options.adapter)
     _check_origins(options.allowed_origins)
     _check_certificate(options)
     _check_host(options)
@@ -315,7 +315,7 @@ def _open(options: argparse.Namespace) -> "tuple[ServedModels, DecodingEngine]":
     length = length if room is None else min(length, room)
     kept = options.slots // PART_KEPT
     engine = texts.open_engine(options.slots, length, kept)
-    for adapter, path in named_adapters(options).items():
+    for adapter, path in named_adapters(options.adapter).items():
         models.check_name(adapter)
         texts.load(adapter, path)
     return models, engine

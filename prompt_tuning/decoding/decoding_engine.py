@@ -172,11 +172,13 @@ class DecodingEngine:
         adapter = self._resident.find(request.adapter)
         sampling = request.sampling
         ids = read_ids(request, adapter)
-        prompt = self._resident.prompt(adapter, request)
-        new_tokens = fitting_tokens(
-            request, sampling.new_tokens, len(ids), adapter, prompt, self.limit
-        )
-        mask = mask or self._masks.open(request, ids)
+        prompt = self._resident.prompt(adapter, request.prompt_id)
+        if request.shares:
+            prompt = self._resident.with_shared(prompt, adapter, request)
+        room = (len(ids), adapter, prompt, self.limit)
+        new_tokens = fitting_tokens(sampling.new_tokens, *room, fits=request.fits)
+        if mask is None and sampling.constraint is not None:
+            mask = self._masks.open(request, ids)
         handle = RequestHandle(self._number, request, new_tokens)
         self._number += 1
         for sample in range(sampling.n):

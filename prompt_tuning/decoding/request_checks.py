@@ -40,22 +40,23 @@ def check_ids(ids: Sequence[int], adapter: ResidentAdapter) -> None:
 
 
 def fitting_tokens(
-    request: Request,
     new: int,
     given: int,
     adapter: ResidentAdapter,
     prompt: PromptPages,
     limit: int,
+    *,
+    fits: bool,
 ) -> int:
     """Returns the number of new tokens of a row that fits in a slot.
 
-    `request.fits` allows fewer tokens than the `new` requested ones; `limit` is the
-    number of positions in a slot.
+    `fits` allows fewer tokens than the `new` requested ones; `limit` is the number of
+    positions in a slot.
 
     Raises:
       InputError: if the row and its new tokens do not fit in a slot and the model.
     """
-    if request.fits:
+    if fits:
         room = _room_for_new(given, adapter, prompt, limit)
         new = max(min(new, room), min(new, 1))
     _check_room(given, adapter, prompt, new, limit)

@@ -172,14 +172,13 @@ class ResidentAdapters:
             raise InputError(f"no adapter is named {shown(name)}; loaded are: {names}")
         return self._adapters[name]
 
-    def prompt(self, adapter: ResidentAdapter, request: Request) -> PromptPages:
-        """Returns what precedes a request's row: its prompt and shared text.
+    def prompt(self, adapter: ResidentAdapter, number: int | None) -> PromptPages:
+        """Returns the prompt that precedes a row, by its number.
 
         Raises:
-          InputError: if the prompt's number is missing or unknown, or a text cannot be
-            shared.
+          InputError: if the number is missing or unknown.
         """
-        count, number = len(adapter.prompts), request.prompt_id
+        count = len(adapter.prompts)
         if count > 1 and number is None:
             raise InputError(
                 f"adapter {adapter.name} has {count} prompts, and the request names "
@@ -190,9 +189,16 @@ class ResidentAdapters:
                 f"prompt_id is {number}, and adapter {adapter.name} has {count} "
                 "prompts, from 0"
             )
-        prompt = adapter.prompts[number or 0]
-        if not request.shares:
-            return prompt
+        return adapter.prompts[number or 0]
+
+    def with_shared(
+        self, prompt: PromptPages, adapter: ResidentAdapter, request: Request
+    ) -> PromptPages:
+        """Returns a prompt followed by the shared text of a request.
+
+        Raises:
+          InputError: if the text cannot be shared.
+        """
         if adapter.whole:
             raise InputError(
                 "shared_text needs a causal model and a prompt that comes first: put "

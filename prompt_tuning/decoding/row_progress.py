@@ -80,7 +80,7 @@ class RowProgress:
         self.vocabulary_size = model.config.vocabulary_size
         self.embeddings = handle.request.embeddings
         invoked = adapter.invocation if self.embeddings is None else (-1,)
-        self.active_from = first_active(given, invoked if adapter.invocation else ())
+        self.active_from = first_active(given, invoked) if adapter.invocation else 0
         self.scores = None
         if self.sampling.given_logprobs is not None:
             count = self.sampling.given_logprobs

@@ -157,16 +157,15 @@ class MaskReader:
         self._vocabularies: OrderedDict[_Written, Any] = OrderedDict()
         self._lock = threading.Lock()
 
-    def open(self, request: Request, given: Sequence[int]) -> RowMask | None:
-        """Returns the mask of a new row; None if it has no constraint.
+    def open(self, request: Request, given: Sequence[int]) -> RowMask:
+        """Returns the mask of a new row with a constraint.
 
         Raises:
           InputError: if no text of the vocabulary matches, or the forced tokens do not.
         """
         sampling = request.sampling
         constraint = sampling.constraint
-        if constraint is None:
-            return None
+        assert constraint is not None
         preceding = text_before(request, given, self._model)[-CONTEXT_TOKENS:]
         ends = row_ends(sampling, self._model)
         mask = self._first(

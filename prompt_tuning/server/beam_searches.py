@@ -68,6 +68,11 @@ def _check(
     adapter, ids = engine.find_adapter(request.adapter), request.ids or ()
     check_ids(ids, adapter)
     new_tokens = fitting_tokens(
-        request, settings.new_tokens, len(ids), adapter, PromptPages(), engine.limit
+        settings.new_tokens,
+        len(ids),
+        adapter,
+        PromptPages(),
+        engine.limit,
+        fits=request.fits,
     )
     return adapter, dataclasses.replace(settings, new_tokens=new_tokens)

@@ -79,7 +79,6 @@ def test_the_mask_is_the_set_of_tokens_that_some_word_continues_with(kind, tmp_p
     for _ in range(5):
         request = Request(ids=given, sampling=Sampling(regex="|".join(WORDS)))
         mask = MaskReader(model).open(request, given)
-        assert mask is not None
         text, expected = b"", {0}
         while expected:
             expected = {
