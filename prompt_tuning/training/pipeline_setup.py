@@ -18,21 +18,9 @@ from prompt_tuning.pipeline.pipeline_checks import check_blocks
 from prompt_tuning.pipeline.pipeline_plan import PipelinePlan, plan_pipeline
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.settings.axis_rules import AxisRules
-from prompt_tuning.settings.mesh_shape import MeshShape
 from prompt_tuning.sharding.array_placement import Placement
 from prompt_tuning.sharding.mesh import build_mesh
 from prompt_tuning.sharding.mesh_layout import MeshLayout
-
-
-def whole_mesh(run: Run) -> MeshShape | None:
-    """Returns the mesh of a run's whole arrays, over the devices of all stages.
-
-    Raises:
-      InputError: if the devices cannot be arranged in the run's stages.
-    """
-    if run.mesh is not None and run.stages > 1:
-        build_mesh(run.mesh)
-    return run.inference_mesh
 
 
 def check_division(run: Run, config: ModelConfig) -> None:

@@ -25,7 +25,7 @@ from prompt_tuning.config.config_values import (
     resolved,
 )
 from prompt_tuning.config.gin_sources import MAXIMUM_BYTES
-from prompt_tuning.config.recorded_paths import FILES, RecordedPaths
+from prompt_tuning.config.recorded_paths import DIRECTORY, FILES, RecordedPaths
 from prompt_tuning.config.run import Run
 from prompt_tuning.core.atomic_files import replace_file
 from prompt_tuning.core.errors import InputError, shown
@@ -192,8 +192,9 @@ def data_checksums(directory: Path, config: str) -> dict[str, dict[str, str]]:
 
     A scope is e.g. "train". A file without a checksum has the reason instead.
     """
-    paths, values = RecordedPaths.read(directory, config), config_values(config)
-    result = {}
+    values = config_values(config)
+    recorded = literal(resolved(values, DIRECTORY), "")
+    paths, result = RecordedPaths.read(directory, config, recorded), {}
     for name in values:
         scope, _, setting = name.rpartition("/")
         if setting == FILES:

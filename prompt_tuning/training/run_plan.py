@@ -44,6 +44,7 @@ from prompt_tuning.pipeline.pipeline_plan import PipelinePlan
 from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
 from prompt_tuning.rollouts.prompt_table import load_prompts
 from prompt_tuning.settings.trained_tokens import TrainedTokens
+from prompt_tuning.sharding.mesh import build_mesh
 from prompt_tuning.training.distillation import open_teacher
 from prompt_tuning.training.host_optimizer import HostOptimizer
 from prompt_tuning.training.loggers import check_loggers
@@ -58,7 +59,6 @@ from prompt_tuning.training.pipeline_setup import (
     microbatch_shape,
     plan_stages,
     training_interface,
-    whole_mesh,
 )
 from prompt_tuning.training.state import TrainState
 from prompt_tuning.training.transfer import (
@@ -80,9 +80,11 @@ def plan_run(run: Run) -> "RunPlan":
             f"the run has no directory: give {how_to_set('Run.directory', 'DIRECTORY')}"
         )
     check_loggers(run.loggers)
+    if run.mesh is not None and run.stages > 1:
+        build_mesh(run.mesh)  # refuses devices that cannot be arranged in stages
     # Whole arrays are sharded over the devices of all stages.
     model = open_pretrained(
-        run.model, run.tuning, key=jax.random.key(run.seed), mesh=whole_mesh(run)
+        run.model, run.tuning, key=jax.random.key(run.seed), mesh=run.inference_mesh
     )
     check_division(run, model.config)
     check_methods(run, model)
