@@ -18,9 +18,11 @@ from prompt_tuning.adapters.adapter import (
     Arrays,
 )
 from prompt_tuning.core.errors import InputError, shortened, shown
+from prompt_tuning.core.layer_kinds import key_layers
+from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.prompts import FACTORIES
 from prompt_tuning.prompts.projection_adapters import AdapterSpec
-from prompt_tuning.prompts.prompt_module import PromptModule
+from prompt_tuning.prompts.prompt_module import Attachment, PromptModule
 
 _PROMPT_LEAF = re.compile(r"(encoder|decoder)/prompt/(\w+)")
 _ADAPTER_LEAF = re.compile(r".*/adapters/(\w+)/.*")
@@ -89,6 +91,33 @@ def prompt_shapes(parameters: Arrays) -> dict[str, dict[str, tuple[int, ...]]]:
         if match is not None:
             shapes.setdefault(match[1], {})[match[2]] = array.shape
     return shapes
+
+
+def check_prompt_sizes(parameters: Arrays, config: ModelConfig, source: str) -> None:
+    """Checks that prompts have the layers, heads and widths of a model.
+
+    Raises:
+      InputError: for the first array that does not.
+    """
+    for stack, shapes in prompt_shapes(parameters).items():
+        prompt_class = find_prompt_class(shapes)
+        if prompt_class is None or prompt_class.form is None:
+            continue
+        layers = config.encoder_layers if stack == "encoder" else config.layers
+        sizes = {"L": layers, "D": config.width}
+        if prompt_class.attachment is Attachment.KEYS_AND_VALUES:
+            layers = layers if stack == "encoder" else key_layers(config)
+            heads = config.key_value_heads
+            sizes = {"L": layers, "G": heads, "K": config.head_width}
+        for leaf, axes in prompt_class.form.axes.items():
+            found = tuple(shapes[leaf])
+            pairs = zip(axes.split(), found, strict=True)
+            expected = tuple(sizes.get(axis, size) for axis, size in pairs)
+            if expected != found:
+                raise InputError(
+                    f"{source} contains {stack}/prompt/{leaf} of shape {found}, but "
+                    f"the model has shape {expected}; was it tuned on another model?"
+                )
 
 
 def find_kind(parameters: Arrays, source: str) -> str:

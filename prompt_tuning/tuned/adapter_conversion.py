@@ -38,7 +38,7 @@ from prompt_tuning.pretrained.hub import find_cached
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.pretrained.source import read_frozen
 from prompt_tuning.prompts import adapter_files
-from prompt_tuning.prompts.adapter_kinds import check_kinds
+from prompt_tuning.prompts.adapter_kinds import check_kinds, check_prompt_sizes
 from prompt_tuning.settings.pretrained import Pretrained
 from prompt_tuning.settings.prompting import Prompting
 from prompt_tuning.sweep.best_member import best_member
@@ -133,6 +133,8 @@ def _open_adapter(path: Path, base: str | None) -> ConversionSource:
         config = read_config(folder)
         frozen = functools.partial(read_frozen, Pretrained(checkpoint=str(folder)))
     adapter = adapter_files.read_adapter(path, config, frozen)
+    if config is not None:
+        check_prompt_sizes(adapter.parameters, config, str(path))
     if config is not None and adapter.settings.get("task_type") == TOKEN_CLS:
         config = as_tagger(config)
     return ConversionSource(str(path), [adapter], config, base)

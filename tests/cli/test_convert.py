@@ -182,8 +182,8 @@ def test_a_prompt_file_needs_no_model(run, tmp_path, capsys):
     assert read_folder(tmp_path / "b").settings["task_type"] == "SEQ_2_SEQ_LM"
 
 
-def test_a_bundled_model_can_be_named(run, tmp_path, capsys):
-    converted(capsys, run, tmp_path / "prompt.npy")
+def test_a_bundled_model_can_be_named(tmp_path, capsys):
+    np.save(tmp_path / "prompt.npy", np.zeros((4, 128), np.float32))
     bundled = ("--base_model", "bundled:skills-decoder")
     converted(capsys, tmp_path / "prompt.npy", tmp_path / "peft", *bundled)
     settings = read_folder(tmp_path / "peft").settings
@@ -280,6 +280,30 @@ def test_inputs_that_cannot_be_converted_are_refused(run, files, tmp_path, capsy
     unknown = ["convert", str(plain), str(target), "--frobnicate"]
     with pytest.raises(SystemExit, match="2"):
         main(unknown)
+
+
+@pytest.mark.parametrize(
+    ("shape", "sizes"),
+    [
+        ((5, 2, 3, 4, 32), "(4, 2, 3, 4, 32)"),
+        ((4, 2, 3, 2, 32), "(4, 2, 3, 4, 32)"),
+        ((3, 64), "(3, 128)"),
+        ((5, 3, 128), "(4, 3, 128)"),
+    ],
+)
+@pytest.mark.parametrize("form", ["safetensors", "checkpoint"])
+def test_a_prompt_of_another_model_is_refused_before_it_is_written(
+    form, shape, sizes, tmp_path, capsys
+):
+    """The bundled decoder has 4 layers of 4 heads of width 32."""
+    np.save(tmp_path / "prompt.npy", np.zeros(shape, np.float32))
+    target = tmp_path / "out.safetensors"
+    arguments = [tmp_path / "prompt.npy", target, "--to", form]
+    model = ["--base_model", "bundled:skills-decoder"]
+    found = refused(capsys, *arguments, *model)
+    assert f"of shape {shape}, but the model has shape {sizes}" in found
+    assert not target.exists()
+    converted(capsys, *arguments)
 
 
 def _lora(folder: Path) -> Path:
