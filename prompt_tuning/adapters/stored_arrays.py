@@ -9,13 +9,17 @@ from typing import Any
 
 import numpy as np
 
+from prompt_tuning.adapters.int8_prefixes import CODES, SCALES
 from prompt_tuning.adapters.peft import folder as peft_folder
+from prompt_tuning.adapters.peft.shape_checks import EMBEDDINGS
 from prompt_tuning.adapters.prompt_files import SAFETENSORS, find_checkpoint
+from prompt_tuning.adapters.prompt_files import read_array as read_lone_array
 from prompt_tuning.checkpoints.formats.safetensors import (
     open_safetensors,
     read_header,
 )
 from prompt_tuning.checkpoints.formats.t5x_checkpoint import open_t5x
+from prompt_tuning.checkpoints.quantized.methods import open_weights
 from prompt_tuning.checkpoints.run_store import checkpoint_files
 from prompt_tuning.checkpoints.stored_tensors import StoredTensor
 from prompt_tuning.core.array_slices import Block, whole
@@ -67,6 +71,7 @@ def open_arrays(path: Path) -> dict[str, StoredTensor]:
       path: a Hugging Face or PEFT folder, a T5X checkpoint, a run directory (its best
         checkpoint if it kept one, else the latest) or one of its checkpoints, or a
         safetensors, .npy or .npz file. The array of a .npy file is named "array".
+        Quantized weights are opened as the floats that they stand for.
 
     Raises:
       InputError: if there are no arrays in these formats at the path.
@@ -86,7 +91,9 @@ def open_arrays(path: Path) -> dict[str, StoredTensor]:
     if adapter is not None:
         return read_header(adapter / peft_folder.TENSORS)
     names = {child.name for child in path.iterdir()}
-    if any(name.endswith(SAFETENSORS) for name in names) or "config.json" in names:
+    if "config.json" in names:
+        return open_weights(path)
+    if any(name.endswith(SAFETENSORS) for name in names):
         return open_safetensors(path)
     return open_t5x(path)
 
@@ -99,7 +106,10 @@ def _is_t5x(path: Path) -> bool:
 
 def _open_file(path: Path) -> dict[str, StoredTensor]:
     if path.suffix == SAFETENSORS:
-        return read_header(path)
+        stored = read_header(path)
+        if stored.keys() == {CODES, SCALES}:
+            return _in_memory({EMBEDDINGS: read_lone_array(path)}, path)
+        return stored
     if path.suffix == ".npz":
         return _in_memory(read_npz(path), path)
     with path.open("rb") as file:

@@ -20,7 +20,8 @@ SEVERAL_PROCESSES = False
 
 CHECKPOINT = (
     "a run directory (its best checkpoint), a checkpoint, a Hugging Face or PEFT "
-    "folder, a T5X checkpoint, a safetensors, .npy or .npz file, or bundled:NAME"
+    "folder (quantized weights as the numbers that they stand for), a T5X checkpoint, "
+    "a safetensors, .npy or .npz file, or bundled:NAME"
 )
 
 

@@ -79,6 +79,15 @@ def test_an_array_of_every_form_is_written_as_npy(tmp_path, forms, capsys):
     assert main(["diff", str(tmp_path / "run"), str(tmp_path / "t5x")]) == 0
 
 
+def test_a_prefix_in_int8_is_compared_by_its_numbers(tmp_path):
+    prefix = np.random.default_rng(0).uniform(-1, 1, (1, 2, 3, 1, 4)).astype("f4")
+    save_file({"prompt_embeddings": prefix}, tmp_path / "float.safetensors")
+    floats, codes = (str(tmp_path / f"{x}.safetensors") for x in ("float", "int8"))
+    assert main(["convert", floats, codes, "--to", "int8"]) == 0
+    assert main(["diff", floats, codes, "--tolerance", str(1 / 127 / 2)]) == 0
+    assert main(["diff", floats, codes]) == 1
+
+
 def test_tolerance_covers_finite_differences_only(tmp_path):
     for name, last in (("a", 1.0), ("b", 1.25), ("c", np.inf)):
         np.save(tmp_path / f"{name}.npy", np.array([0, last]))

@@ -76,6 +76,23 @@ def test_nf4_is_read_as_the_weights_that_are_rounded_on_reading(base, tmp_path, 
     assert places["model.layers.0.mlp.up_proj.weight.absmax"] in files
 
 
+def test_quantized_weights_are_compared_as_the_numbers_that_they_stand_for(
+    base, tmp_path, capsys
+):
+    """Rounding to 127 steps moves a number by at most half a step."""
+    folder = quantized(base, tmp_path / "int8", "--store", "int8")
+    largest = max(
+        float(np.abs(x).max())
+        for file in base.glob("*.safetensors")
+        for x in load_file(file).values()
+    )
+    half = largest / 127 / 2
+    paths = ["diff", str(base), str(folder), "--tolerance"]
+    assert main([*paths, str(1.01 * half)]) == 0, capsys.readouterr().out
+    assert main([*paths, str(half / 100)]) == 1
+    assert "only in" not in capsys.readouterr().out
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [("int4", "--group", "64"), ("int8",)])
 def test_integers_are_read_as_they_were_written(options, base, tmp_path):

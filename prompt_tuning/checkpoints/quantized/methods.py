@@ -42,4 +42,6 @@ def open_weights(folder: Path) -> dict[str, StoredTensor]:
     if config.value(SETTINGS, None) is None:
         return stored
     settings = config.nested(SETTINGS)
+    if settings.text(METHOD) not in METHODS:
+        settings.refuse(METHOD, f"one of {', '.join(METHODS)}")
     return METHODS[settings.text(METHOD)](stored, settings)
