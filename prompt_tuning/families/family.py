@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+import numpy as np
+
 from prompt_tuning.checkpoints.stored_tensors import (
     FusedPart,
     Recipe,
@@ -19,6 +21,8 @@ from prompt_tuning.families.hf_settings import HuggingFaceSettings
 
 LayerNames = Mapping[str, tuple[str, Transform]]
 """Name and transform of a layer's tensors, by the path of our parameter."""
+
+Buffers = Callable[[ModelConfig, Collection[str]], Mapping[str, np.ndarray]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,6 +61,8 @@ class Family:
         that a stored head that differs from the table is one.
       scales_ids: whether transformers scales the vectors of ids, but not given vectors,
         so that PEFT's prompt changes those of the text, too.
+      buffers: returns arrays that transformers computes, by their stored names, given
+        the arguments of `recipes`; a checkpoint may lack them.
       class_layers: the head of a sequence classifier.
       inert: settings that `read_fields` ignores because they change logits only in
         training.
@@ -80,6 +86,7 @@ class Family:
     tied_without_head: bool = False
     omits_tied_setting: bool = False
     scales_ids: bool = False
+    buffers: Buffers = lambda config, names: {}
     class_layers: ClassLayers = OF_DECODERS
     inert: frozenset[str] = frozenset()
 

@@ -111,6 +111,16 @@ def open_stored(path: Path) -> dict[str, StoredTensor]:
     return open_gguf_weights(read_gguf(path)) if is_gguf(path) else open_weights(path)
 
 
+def with_buffers(
+    path: Path, stored: Mapping[str, StoredTensor], config: ModelConfig
+) -> dict[str, StoredTensor]:
+    """Adds arrays that transformers computes and the checkpoint lacks."""
+    return {
+        name: StoredTensor(array.shape, array.dtype, str(path), array.__getitem__)
+        for name, array in find_family(config).buffers(config, stored).items()
+    } | dict(stored)
+
+
 def _read_sources(path: Path) -> list[HuggingFaceSettings]:
     """Returns the settings of a model, then other files that name special tokens."""
     folder = path.parent if is_gguf(path) else path

@@ -7,6 +7,8 @@ a norm after the preceding sum.
 from collections.abc import Collection
 from typing import Any
 
+import numpy as np
+
 from prompt_tuning.checkpoints.stored_tensors import (
     FusedPart,
     Recipe,
@@ -121,10 +123,27 @@ def minimax_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Re
     return recipes | separate_experts(config, prefix, block=block, parts=parts)
 
 
+def decay_rates(config: ModelConfig, names: Collection[str]) -> dict[str, np.ndarray]:
+    """Returns the rates of heads `[H, 1, 1]`, by their stored names.
+
+    Head `h` of `H`, from 1, decays by `2 ** (-8 h / H)`, times a factor that falls from
+    1 in the first layer to nearly 0 in the last. transformers stores them as buffers.
+    """
+    prefix, heads = prefix_of(names), config.recurrent_heads
+    rates = 2.0 ** (-8 * np.arange(1, heads + 1) / heads)
+    return {
+        f"{prefix}layers.{i}.self_attn.slope_rate": (
+            rates * (1 - i / (config.layers - 1 + 1e-5) + 1e-5)
+        ).astype(np.float32)[:, None, None]
+        for i in config.recurrent_layers
+    }
+
+
 MINIMAX = MIXTRAL.like(
     "minimax",
     "MiniMax-Text-01",
     read_minimax,
     recipes=minimax_recipes,
+    buffers=decay_rates,
     more_inert={"block_size"},
 )

@@ -50,6 +50,19 @@ def read(folder):
     return open_pretrained(source, key=jax.random.key(0)).read_parameters()
 
 
+def test_decay_rates_that_a_minimax_lacks_are_those_of_transformers(tmp_path):
+    """The fixture's were computed by transformers, which saves them as buffers."""
+    folder = copied("minimax", tmp_path)
+    stored = load_file(folder / "model.safetensors")
+    kept = {name: x for name, x in stored.items() if "slope_rate" not in name}
+    assert len(kept) == len(stored) - 2
+    expected = read(folder)["decoder/layers/lightning/decay_rate"]
+    save_file(kept, folder / "model.safetensors")
+    found = read(folder)["decoder/layers/lightning/decay_rate"]
+    assert found.dtype == expected.dtype
+    np.testing.assert_allclose(found, expected, rtol=2e-7)
+
+
 @pytest.mark.parametrize("setting", ["dtype", "torch_dtype"])
 @pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16], ids=["bf16", "f16"])
 def test_stored_dtypes_are_cast_once_whatever_the_config_calls_them(
