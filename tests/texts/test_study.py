@@ -1,11 +1,7 @@
 """Rows about texts that a model writes itself."""
 
 import dataclasses
-import os
-import signal
-import subprocess
-import sys
-import time
+import itertools
 from pathlib import Path
 
 import h5py
@@ -86,8 +82,9 @@ def test_lines_are_written_as_after_the_whole_chunk(model):
 
 def test_continuations_begin_in_turn_with_the_first_tokens_of_all_lines(model):
     kinds = ("continuation",)
-    study = TextStudy(rows=48, held_out=0, passage=4, kinds=kinds)
-    texts = read_texts({"facts": FACTS}, model.prompted, study)
+    study = TextStudy(rows=16, held_out=0, passage=4, kinds=kinds)
+    facts = recall.document(3, 8)[0]
+    texts = read_texts({"facts": facts}, model.prompted, study)
     written = list(StudyWriter(texts, study, model.prompted, model.parameters).rows())
     (chunk,) = texts.chunks
     firsts = [chunk.ids[n] for n in range(0, len(chunk.ids), recall.FACT)]
@@ -213,36 +210,34 @@ def test_what_cannot_be_studied_is_refused(model, text, settings, message):
 
 
 @pytest.mark.slow
-def test_a_killed_command_goes_on_with_the_same_bits_and_train_reads_them(tmp_path):
-    document, out = tmp_path / "facts.txt", tmp_path / "study"
-    document.write_text(FACTS)
-    sizes = ["--rows", "150", "--held_out", "10", "--chunk", "72", "--passage", "4"]
+def test_a_killed_command_goes_on_with_the_same_bits_and_train_reads_them(
+    files, tmp_path, monkeypatch
+):
+    document, out = tmp_path / "words.txt", tmp_path / "study"
+    document.write_text("upper: apple=APPLE tail: chair=hair reverse: dog=god")
+    sizes = ["--rows", "20", "--held_out", "4", "--chunk", "24", "--passage", "4"]
+    model = ["--model", str(files.decoder)]
 
     def command(folder):
-        return ["study", str(document), "--model", RECALL, "--out", str(folder), *sizes]
+        return ["study", str(document), *model, "--out", str(folder), *sizes]
 
-    def lines():
-        partial = partial_file(out / ROWS_FILE)
-        return partial.read_bytes().count(b"\n") if partial.exists() else 0
+    write = StudyWriter.rows
 
-    process = subprocess.Popen(
-        [sys.executable, "-m", "prompt_tuning", *command(out)],
-        env={**os.environ, **small_runs.COMPILATION_CACHE},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    while process.poll() is None and not lines():
-        time.sleep(0.005)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert 0 < lines() < 160
+    def killed(self, done=0):
+        yield from itertools.islice(write(self, done), 11)
+        raise small_runs.Killed
+
+    with monkeypatch.context() as patched, pytest.raises(small_runs.Killed):
+        patched.setattr(StudyWriter, "rows", killed)
+        main(command(out))
+    assert partial_file(out / ROWS_FILE).read_bytes().count(b"\n") == 11
     assert main(command(out)) == 0
     assert main(command(tmp_path / "whole")) == 0
     for name in ("rows.jsonl", "chunks.jsonl", "train.hdf5", "held_out.hdf5"):
         assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     loss = ["--loss", "own_context_distillation", "--context_key", "chunk"]
     data = ["--train", str(out / "train.hdf5"), "--eval", str(out / "held_out.hdf5")]
-    train = ["train", "--model", RECALL, *data, *loss, "--steps", "2"]
+    train = ["train", *model, *data, *loss, "--steps", "2", "--batch_size", "8"]
     table = ["--contexts", str(out / "chunks.jsonl"), "--method", "prefix"]
     assert main([*train, *table, "--out", str(tmp_path / "run")]) == 0
     losses = [
