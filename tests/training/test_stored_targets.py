@@ -1,6 +1,8 @@
 """A distillation whose teacher runs once, and is stored beside the run."""
 
 import functools
+import shutil
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -41,12 +43,26 @@ def distilled(folder, steps=3, dtype="float32", **settings):
     ).run
 
 
+@pytest.fixture(scope="module")
+def known(tmp_path_factory):
+    """Trains with the targets of a kind, and in a type, once."""
+
+    @functools.cache
+    def run(kind: str, dtype: str = "float32"):
+        folder = tmp_path_factory.mktemp(kind) / "run"
+        return distilled(folder, dtype=dtype, targets=kind)
+
+    return run
+
+
 @pytest.mark.slow
-def test_stored_states_teach_as_the_teacher_in_the_step_does(tmp_path, monkeypatch):
+def test_stored_states_teach_as_the_teacher_in_the_step_does(
+    known, tmp_path, monkeypatch
+):
+    distilled(tmp_path / "hidden", targets="hidden")
     expected, stored = (
-        [line["loss"] for line in logged(tmp_path / kind)]
-        for kind in ("exact", "hidden")
-        if distilled(tmp_path / kind, targets=kind)
+        [line["loss"] for line in logged(Path(folder))]
+        for folder in (known("exact").directory, tmp_path / "hidden")
     )
     assert expected[0] > 1
     np.testing.assert_allclose(stored, expected, rtol=0, atol=1e-6)
@@ -74,12 +90,9 @@ def first_gradient(run):
     ("targets", "dtype", "error"), [("hidden", "bfloat16", 1e-3), ("top", "float32", 1)]
 )
 def test_the_gradient_is_nearly_that_of_the_teacher_in_the_step(
-    tmp_path, targets, dtype, error
+    known, targets, dtype, error
 ):
-    exact, stored = (
-        first_gradient(distilled(tmp_path / kind, 1, dtype, targets=kind))
-        for kind in ("exact", targets)
-    )
+    exact, stored = (first_gradient(known(kind, dtype)) for kind in ("exact", targets))
     norm = np.linalg.norm(exact)
     assert norm > 0.01
     assert np.linalg.norm(stored - exact) < error * norm
@@ -118,9 +131,10 @@ DAMAGES += [_unknown_tokens, _fractions]
 
 
 @pytest.mark.slow
-def test_damaged_predictions_are_computed_again(tmp_path):
-    run = distilled(tmp_path / "run", 1, targets="top")
-    file = tmp_path / "run" / stored_targets.TARGETS_FILE
+def test_damaged_predictions_are_computed_again(known, tmp_path):
+    run = known("top")
+    file = tmp_path / stored_targets.TARGETS_FILE
+    shutil.copy(Path(run.directory) / stored_targets.TARGETS_FILE, file)
     examples = open_run(run).examples
     assert isinstance(examples, CompletedExamples)
     whole = examples.stored
