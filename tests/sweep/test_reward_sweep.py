@@ -1,7 +1,6 @@
 """Sweeps whose members learn from rewards of their own answers."""
 
 import json
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -34,9 +33,16 @@ def answers_of(directory: Path) -> list[dict]:
     return [json.loads(line) for line in lines]
 
 
-def test_a_member_samples_and_learns_what_its_own_run_does(files, tmp_path):
-    assert main(arguments(files, "sweep", tmp_path / "sweep", "--vary", VARY)) == 0
-    member = members_of(tmp_path / "sweep")[1]
+@pytest.fixture(scope="module")
+def swept(files, tmp_path_factory) -> Path:
+    """A sweep that nothing stopped."""
+    directory = tmp_path_factory.mktemp("swept") / "sweep"
+    assert main(arguments(files, "sweep", directory, "--vary", VARY)) == 0
+    return directory
+
+
+def test_a_member_samples_and_learns_what_its_own_run_does(swept, files, tmp_path):
+    member = members_of(swept)[1]
     own = ["--prompt_length", "2", "--gin.Run.seed=1"]
     assert main(arguments(files, "train", tmp_path / "alone", *own)) == 0
     expected, found = answers_of(tmp_path / "alone"), answers_of(member)
@@ -51,11 +57,8 @@ def test_a_member_samples_and_learns_what_its_own_run_does(files, tmp_path):
         np.testing.assert_allclose(actual, wanted, atol=1e-5)
 
 
-def test_a_killed_sweep_ends_with_the_same_bits(files, tmp_path, monkeypatch):
+def test_a_killed_sweep_ends_with_the_same_bits(swept, files, tmp_path, monkeypatch):
     words = arguments(files, "sweep", tmp_path / "sweep", "--vary", VARY)
-    assert main(words) == 0
-    whole = tmp_path / "whole"
-    shutil.move(tmp_path / "sweep", whole)
     sample, calls = AnswerSampler.__call__, []
 
     def kill(self, prompts, parameters, number, *rest):
@@ -69,7 +72,7 @@ def test_a_killed_sweep_ends_with_the_same_bits(files, tmp_path, monkeypatch):
         main(words)
     monkeypatch.undo()
     assert main(words) == 0
-    for member in members_of(whole):
+    for member in members_of(swept):
         again = tmp_path / "sweep" / member.name
         assert trained_prompt(again, 6) == trained_prompt(member, 6)
         answers = (member / ROLLOUTS_FILE).read_bytes()
