@@ -189,7 +189,7 @@ def test_a_precomputed_reference_is_that_of_the_step(files, tmp_path, monkeypatc
     assert read_stored(file, "another model", FORM.names) == {}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_prompt_learns_which_of_two_answers_is_preferred():
     tuned = pt.tune(
         "bundled:skills-decoder",
