@@ -53,7 +53,7 @@ def trained(files, tmp_path_factory):
     def train(case: str, mesh: str | None):
         model, *more = RUNS[case]
         given = ["--model", str(places[model]), "--train", data, "--eval", data]
-        rest = ["--steps", "4", "--batch_size", "8", "--log_every", "1"]
+        rest = ["--steps", "2", "--batch_size", "8", "--log_every", "1"]
         out = folder / f"{case} {mesh}"
         on = [f"--gin.MeshShape.{x}={n}" for x, n in MESHES.get(mesh or "", {}).items()]
         assert (
