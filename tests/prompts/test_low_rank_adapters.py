@@ -262,14 +262,19 @@ def test_the_effect_of_dropout_has_the_mean_and_variance_of_its_theory():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("choice", ["LoRA.dora = True", "LoRA.initial = 'pissa'"])
-def test_masks_norms_and_starts_are_the_same_on_a_mesh(choice):
-    config = dataclasses.replace(T5_GATED, head_width=4)
+@pytest.mark.parametrize(
+    ("config", "choice"),
+    [(T5_GATED, "LoRA.dora = True"), (LLAMA, "LoRA.initial = 'pissa'")],
+    ids=["t5, norms", "llama, starts"],
+)
+def test_masks_norms_and_starts_are_the_same_on_a_mesh(config, choice):
+    config = dataclasses.replace(config, head_width=4)
+    attention = "cross" if config.encoder_layers else "self"
     method = Method(
         name="LoRA",
         files=("adapters/lora.gin",),
         choices=(
-            "LoRA.regexes = ['.*/mlp/down', '.*/cross_attention/(key|out)']",
+            f"LoRA.regexes = ['.*/mlp/down', '.*/{attention}_attention/(key|out)']",
             "LoRA.dropout = 0.5",
             choice,
         ),
