@@ -72,7 +72,7 @@ ALIKE = {
     "nemotron_h": ["nemotron_h_dense"],
     "olmo2": ["flex_olmo", "olmoe"],
     "qwen3": ["glm4_moe", "phi", "qwen3_moe", "qwen3_vl", "qwen3_vl_moe"],
-    "qwen3_5": ["qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text"],
+    "qwen3_5": ["qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"],
 }
 """Families, and those with the same kinds of attention and memories."""
 ENCODERS = {"electra", *(name for name in FAMILIES if "bert" in name)}

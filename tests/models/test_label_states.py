@@ -37,7 +37,6 @@ FIRST = [
     ("deep prompt", "gpt2"),
     ("key/value prefix", "decoder"),
     ("prompts in encoder and decoder", "t5"),
-    ("soft prompt", "t5"),
     ("LoRA", "decoder"),
 ]
 OTHERS = [
