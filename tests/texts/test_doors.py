@@ -13,6 +13,7 @@ from prompt_tuning.core.errors import InputError
 from prompt_tuning.server.application import ServerApplication
 from prompt_tuning.server.served_models import ServedModels
 from prompt_tuning.server.server_limits import ServerSettings
+from prompt_tuning.texts.texts import Texts
 from tests.support.asgi_client import AsgiClient
 from tests.support.exhaustive import sample
 from tests.support.small_runs import (
@@ -86,8 +87,7 @@ def by_command(capsys, *options: str) -> Answer:
     return Answer(line["output"], line["input_tokens"], line["output_tokens"])
 
 
-def by_python(model, directory, chat: bool) -> Answer:
-    opened = pt.load(model)
+def by_python(opened: pt.Model, directory, chat: bool) -> Answer:
     opened.load_adapter("a", directory)
     (result,) = opened.generate(TEXT, adapters=["a"], new_tokens=NEW, chat=chat)
     pieces = opened.stream(
@@ -97,10 +97,9 @@ def by_python(model, directory, chat: bool) -> Answer:
     return Answer(result.text, result.given_tokens, len(result.ids))
 
 
-def by_server(model, directory, chat: bool) -> Answer:
-    texts = pt.load(model).texts
+def by_server(texts: Texts, chat: bool) -> Answer:
+    """Returns the answer of a server with the adapter `a`."""
     engine = texts.open_engine(slots=2, length=48)
-    texts.load("a", directory)
     models = ServedModels(texts, "frozen")
     application = ServerApplication(models, engine, ServerSettings())
     client = AsgiClient(application.app())
@@ -147,8 +146,9 @@ def test_an_adapter_answers_the_same_at_every_door(case, model, capsys, monkeypa
     assert by_command(capsys, f"--run={directory}", *mesh, *flags) == expected
     streamed = '--gin.Pretrained.weights="streamed"'
     assert by_command(capsys, f"--run={directory}", streamed, *flags) == expected
-    assert by_python(model, directory, chat) == expected
-    assert by_server(model, directory, chat) == expected
+    opened = pt.load(model)
+    assert by_python(opened, directory, chat) == expected
+    assert by_server(opened.texts, chat) == expected
     if chat:
         assert typed(capsys, monkeypatch, model, directory) == expected.text
 
