@@ -21,9 +21,7 @@ from prompt_tuning.core.array_slices import Block
 class FusedExperts(Transform):
     """Takes one of the projections of all experts, stored `[E, out, in]`.
 
-    Attributes:
-      index: index of the part.
-      parts: number of equal parts, one after the other.
+    The tensor has `parts` equal parts, one after the other.
     """
 
     index: int = 0

@@ -26,9 +26,7 @@ MAXIMUM_MESSAGE = 1000
 class Number:
     """Option type of a number in a range.
 
-    Attributes:
-      bounds: the range.
-      whole: whether the number is an integer, of at most 32 bits.
+    With `whole`, it is an integer of at most 32 bits.
     """
 
     bounds: NumberRange

@@ -39,12 +39,9 @@ from prompt_tuning.prompts.trained_bias import TrainedBias
 class PromptPages(NamedTuple):
     """Pages of the keys and values that precede a row, in order.
 
-    Attributes:
-      pages: the pages.
-      visible: number of valid keys per page.
-      length: number of positions that they take.
-      state: state of the recurrent layers after them; None without such layers or
-        without pages.
+    `visible` counts the valid keys of each page, and `length` the positions that they
+    take. `state` is that of the recurrent layers after them; None without such layers
+    or without pages.
     """
 
     pages: tuple[Page, ...] = ()
@@ -179,10 +176,7 @@ def split_pages(
 class AdapterTable(NamedTuple):
     """The model with the tables of all projection adapters.
 
-    Attributes:
-      graph: structure of the model.
-      tables: arrays of the tables by path.
-      entries: entry of each adapter by name; entry 0 changes nothing.
+    `entries` has the entry of each adapter; entry 0 changes nothing.
     """
 
     graph: nnx.GraphDef

@@ -123,13 +123,8 @@ def _continue_local_rows(
 class Decoding(NamedTuple):
     """State of rows during generation.
 
-    Attributes:
-      step: number of tokens generated per row.
-      written: generated tokens, `[B, new]`.
-      logprobs: log-probabilities of the generated tokens; None if not needed.
-      ended: marks rows that have ended.
-      last: last generated token of each row.
-      cache: keys and values of everything before the last token.
+    `step` tokens are generated per row. `cache` has the keys and values of everything
+    before the `last` token.
     """
 
     step: Int[Array, ""]

@@ -103,12 +103,8 @@ class _Hypothesis(NamedTuple):
 class _Beams:
     """The beams of one row.
 
-    Attributes:
-      settings: settings of the search.
-      ends: ids that end a continuation.
-      ids: tokens of each beam.
-      finished: the best finished continuations, at most `beams`.
-      done: whether no beam can still become one of the best.
+    `finished` are the best finished continuations, at most `beams`; the search is
+    `done` if no beam can still become one of the best.
     """
 
     settings: BeamSearch

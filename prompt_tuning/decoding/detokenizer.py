@@ -23,10 +23,8 @@ from prompt_tuning.decoding.stop_texts import StopSearch
 class NewText(NamedTuple):
     """Newly decoded text that can no longer change.
 
-    Attributes:
-      text: the text.
-      stopped: whether a stop text ends the row.
-      offset: position of the token's first character in the row's text.
+    `stopped` tells whether a stop text ends the row; `offset` is the position of the
+    token's first character in the row's text.
     """
 
     text: str

@@ -174,14 +174,8 @@ class Piece:
 
     Joined, the texts of a sample's pieces are the text of its `Completion`. A piece may
     have tokens but no text, while a character or a possible stop text is incomplete.
-
-    Attributes:
-      handle: the request.
-      sample: number of the sample within the request.
-      text: newly decoded text that can no longer change.
-      ids: new tokens.
-      logprobs: log-probabilities of `ids`; None if not requested.
-      completion: the whole result, in the last piece of a sample; else None.
+    `text` can no longer change; `completion` is the whole result, in the last piece of
+    a sample.
     """
 
     handle: RequestHandle

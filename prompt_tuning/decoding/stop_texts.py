@@ -8,12 +8,7 @@ from prompt_tuning.data.text.tokenizers import Tokenizer, hidden_tokens
 
 
 class StopFound(NamedTuple):
-    """A stop text found in a text.
-
-    Attributes:
-      end: number of characters up to its end.
-      length: its number of characters.
-    """
+    """A stop text found in a text. `end` is the number of characters up to its end."""
 
     end: int
     length: int

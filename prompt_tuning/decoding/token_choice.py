@@ -144,15 +144,9 @@ def draw(
 class Needs(NamedTuple):
     """Options that any active row uses; the program omits all others.
 
-    Omitting an option changes no bit of rows that do not use it.
-
-    Attributes:
-      sampled: some row samples.
-      truncated: some row has `top_k`, `top_p` or `min_p`.
-      penalized: some row has a penalty.
-      constrained: some row has biases, forced tokens or forbidden end tokens.
-      logprobs: some row returns log-probabilities.
-      masked: some row's text must match a constraint.
+    Omitting an option changes no bit of rows that do not use it. `truncated` stands for
+    `top_k`, `top_p` or `min_p`, and `constrained` for biases, forced tokens or
+    forbidden end tokens.
     """
 
     sampled: bool = False
@@ -238,10 +232,8 @@ Each row of the result may depend only on the same row of the arguments.
 class TokenNumbers(NamedTuple):
     """Numbers of each row for each token of the vocabulary.
 
-    Attributes:
-      given: marks the tokens of the given text, `[B, V]`.
-      counts: how often each token was generated, `[B, V]`.
-      bias: added to the logits, `[B, V]`; -inf for forbidden tokens.
+    `given` marks the tokens of the given text, `counts` tells how often each was
+    generated, and `bias` is added to the logits; -inf forbids a token.
     """
 
     given: Bool[Array, "B V"]

@@ -86,13 +86,8 @@ def values_text(
 class EvaluationResult:
     """All measurements of one model.
 
-    Attributes:
-      metrics: each metric over all examples, by name.
-      by_category: the metrics of each category, by its name.
-      ranking: costs of the labels, if the task has labels.
-      generated: token ids of the generated texts, if any were generated.
-      tokens: loss of each learned token.
-      tags: answered tag of each learned word, for token classification.
+    `generated` has the token ids of generated texts, and `tags` the answered tags of
+    learned words, for token classification.
     """
 
     metrics: Mapping[str, MetricSums]

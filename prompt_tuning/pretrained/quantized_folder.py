@@ -36,13 +36,8 @@ KEPT = {family: ".wo." for family in ("t5", "mt5", "umt5")}
 class QuantizedFolder:
     """A folder to write.
 
-    Attributes:
-      base: Hugging Face folder of the model.
-      settings: content of its `config.json`.
-      stored: its tensors.
-      quantized: names of the tensors to quantize, in order.
-      experts: names of experts' tensors that stay as they are.
-      layout: how quantized tensors are written.
+    `quantized` names the tensors to quantize, in order, and `experts` those of experts
+    that stay as they are.
     """
 
     base: Path

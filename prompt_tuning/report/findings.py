@@ -43,11 +43,8 @@ IGNORED = 0.01
 class Finding(NamedTuple):
     """One item of the checklist.
 
-    Attributes:
-      title: what is checked.
-      suspicious: whether it may explain a bad result; None if unknown.
-      text: the numbers.
-      advice: what to try; empty if it is not suspicious.
+    `suspicious` tells whether it may explain a bad result, and `advice` then what to
+    try; None if unknown.
     """
 
     title: str

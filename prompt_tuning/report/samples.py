@@ -22,17 +22,9 @@ MARGIN = 400
 class Sample(NamedTuple):
     """One held-out example.
 
-    Attributes:
-      number: its number.
-      category: its category; empty without one.
-      given: the input.
-      wanted: the completion.
-      made: answer of the tuned model; None without one.
-      made_bare: answer without a prompt; None without one.
-      loss: its loss, tuned; None if not measured.
-      loss_bare: its loss without a prompt.
-      outcome: "win", "loss" or "tie" against no prompt; empty without a comparison.
-      tokens: its tokens; None without a tokenizer.
+    `made` is the answer of the tuned model, and `made_bare` that without a prompt;
+    likewise `loss` and `loss_bare`. `outcome` is "win", "loss" or "tie" against no
+    prompt; empty without a comparison.
     """
 
     number: int

@@ -22,12 +22,8 @@ LARGEST_PART = 100
 class MarkedToken(NamedTuple):
     """One token of a sample.
 
-    Attributes:
-      text: the text that it adds, with hidden characters as numbers.
-      kind: its type.
-      weight: its loss weight.
-      nats: its loss; None if it is not learned, or its loss is not finite.
-      bare: its loss without a prompt; None if unknown.
+    `text` has hidden characters as numbers. `nats` is None if it is not learned, or its
+    loss is not finite; `bare` is its loss without a prompt.
     """
 
     text: str

@@ -56,11 +56,8 @@ class ComparedSettings:
 class HeatMap(NamedTuple):
     """The best metric among the runs with each pair of values of two settings.
 
-    Attributes:
-      rows: name and values of the setting in the rows.
-      columns: the same for the columns.
-      values: metric; nan without a run.
-      shades: 0 for the worst value to 1 for the best; nan without a run.
+    `shades` run from 0 for the worst value to 1 for the best; they and `values` are nan
+    without a run.
     """
 
     rows: tuple[str, Sequence[str]]

@@ -99,11 +99,8 @@ class Difference:
 class Verdict:
     """Whether a run worked.
 
-    Attributes:
-      outcome: outcome of the comparison with no prompt.
-      sentence: the answer.
-      differences: comparisons with no prompt and with each text, by the deciding
-        metric, and by the loss if another metric decides.
+    `differences` compare it with no prompt and with each text, by the deciding metric,
+    and by the loss if another metric decides.
     """
 
     outcome: Outcome

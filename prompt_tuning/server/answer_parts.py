@@ -19,10 +19,7 @@ Kind = Literal["content", "reasoning", "call"]
 class Part(NamedTuple):
     """A part of an answer.
 
-    Attributes:
-      kind: kind of part.
-      text: its text; for a call, its arguments as JSON.
-      name: name of the called function.
+    The text of a call is its arguments as JSON, and `name` the called function.
     """
 
     kind: Kind

@@ -12,11 +12,9 @@ from prompt_tuning.decoding.request import Completion, TokenLogprob
 class GivenParts(NamedTuple):
     """Selects these parts.
 
-    Attributes:
-      echo: whether the answer's text starts with the given one.
-      logprobs: number of most probable tokens per echoed token; None for no
-        log-probabilities.
-      prompt_logprobs: the same for vLLM's field of this name.
+    With `echo`, the answer's text starts with the given one. `logprobs` is the number
+    of most probable tokens per echoed token, and `prompt_logprobs` the same for vLLM's
+    field of this name.
     """
 
     echo: bool = False

@@ -19,11 +19,9 @@ MODES = ("none", "auto", "required")
 class ToolChoice:
     """The tools that an answer may call.
 
-    Attributes:
-      tools: the tools, as chat templates read them.
-      functions: argument schema of each function that may be called, by name.
-      required: whether the answer must call one.
-      parallel: whether it may call more than one.
+    `functions` has the argument schema of each function that may be called. `required`
+    tells whether the answer must call one, and `parallel` whether it may call more than
+    one.
     """
 
     tools: list[dict[str, Any]]

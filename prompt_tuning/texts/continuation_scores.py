@@ -29,9 +29,8 @@ SCORED = Sampling(new_tokens=0, given_logprobs=1)
 class ContinuationScore(NamedTuple):
     """The probability of a continuation.
 
-    Attributes:
-      logprob: sum of its tokens' natural log-probabilities.
-      greedy: whether greedy decoding would generate it.
+    `logprob` sums its tokens' natural log-probabilities; `greedy` tells whether greedy
+    decoding would generate it.
     """
 
     logprob: float

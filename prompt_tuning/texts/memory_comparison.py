@@ -175,11 +175,8 @@ def _answering_speed(evaluator: Evaluator, parameters: Parameters) -> float:
 class _Preceding:
     """The contexts that rows are read in.
 
-    Attributes:
-      whole: token ids of the text.
-      sizes: number of positions of each context.
-      texts: contexts that are the same for all rows, by name.
-      own_texts: contexts that differ by row, by name.
+    `texts` are the same for all rows, `own_texts` differ by row; `sizes` counts the
+    positions of each. `whole` has the token ids of the text.
     """
 
     whole: list[int]

@@ -49,13 +49,8 @@ REASONING = "enable_thinking"
 class StudyRow:
     """A row about a chunk.
 
-    Attributes:
-      chunk: number of the chunk.
-      kind: kind of row; see `TextStudy.kinds`.
-      given: given tokens.
-      learned: learned tokens.
-      messages: the row as a conversation; none for plain text.
-      written: number of tokens that the model generated for it.
+    `messages` are the row as a conversation, none for plain text; `written` counts the
+    tokens that the model generated for it.
     """
 
     chunk: int

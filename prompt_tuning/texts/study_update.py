@@ -59,11 +59,8 @@ Numbers = Mapping[tuple[str, int], int]
 class StudyUpdate(NamedTuple):
     """The rows of an update.
 
-    Attributes:
-      files: rows to learn from and held-out rows, old and new.
-      kept: old held-out rows about what has not changed; None if there are none.
-      new: number of new rows to learn from.
-      old: number of old rows to learn from.
+    `kept` are the old held-out rows about what has not changed, if any; `new` and `old`
+    count the rows to learn from.
     """
 
     files: StudyFiles
@@ -76,12 +73,8 @@ class StudyUpdate(NamedTuple):
 class OldStudy:
     """Rows about the previous version of a text.
 
-    Attributes:
-      text: the old text if the teacher reads all of it; None if it reads chunks.
-      chunks: lines of the chunks.
-      train: rows to learn from.
-      held_out: rows to measure on.
-      settings: record of what they were made from.
+    `text` is the old text if the teacher reads all of it; None if it reads chunks.
+    `settings` records what the rows were made from.
     """
 
     text: str | None

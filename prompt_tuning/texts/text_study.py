@@ -110,13 +110,8 @@ class Chunk:
 class StudiedTexts:
     """Chunks that fit a model, with the lengths of their rows.
 
-    Attributes:
-      chunks: the chunks.
-      begin: tokens that start each row, e.g. BOS.
-      kinds: kinds of rows.
-      given: maximum number of given tokens of a passage.
-      learned: maximum number of learned tokens of a row of plain text.
-      answer: maximum number of tokens of a question, and of an answer.
+    `begin` are tokens that start each row, e.g. BOS; `given` (of a passage), `learned`
+    (of plain text) and `answer` are maximum numbers of tokens.
     """
 
     chunks: tuple[Chunk, ...]

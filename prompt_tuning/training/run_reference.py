@@ -30,11 +30,7 @@ from prompt_tuning.training.transfer import check_shape, read_source
 class RunReference:
     """The frozen model with what another run trained.
 
-    Attributes:
-      directory: directory of the run.
-      model: the frozen model with the run's prompts and adapters.
-      trained: the run's trained parameters by path.
-      frozen: paths of the frozen parameters that it shares with the student.
+    It shares the frozen parameters with the paths `frozen` with the student.
     """
 
     directory: Path

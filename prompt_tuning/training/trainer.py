@@ -40,19 +40,9 @@ def _brief(epochs: float) -> str:
 class Trainer:
     """A run, ready to step.
 
-    Attributes:
-      run: configuration of the run.
-      model: frozen model with its initialized prompts.
-      frozen: frozen parameters by path, without streamed ones.
-      start: state before the first step.
-      step: compiled training step. Members that train together share one step, which
-        takes and returns the states and metrics of all of them.
-      examples: training examples.
-      batch_plan: order of the examples, batch by batch.
-      evaluator: measures held-out data; None without any.
-      transfer: trained parameters taken from another run; None without any.
-      stages: plan of its pipeline; None without one.
-      context: arrays that the objective has computed once, by path.
+    `frozen` leaves out streamed parameters. Members that train together share one
+    `step`, which takes and returns the states and metrics of all of them. `context` has
+    arrays that the objective has computed once, by path.
     """
 
     run: Run

@@ -21,10 +21,7 @@ def write_t5x_checkpoint(
 ) -> None:
     """Writes parameters, without optimizer state.
 
-    Args:
-      folder: an empty folder, to be named `checkpoint_{step}`.
-      arrays: parameters and their names without `target/`.
-      step: number of steps that the optimizer's state records.
+    The folder is empty, to be named `checkpoint_{step}`; names are without `target/`.
     """
     from flax import serialization
 

@@ -31,10 +31,7 @@ SCALE_DTYPES = ("float32", "float16", "bfloat16")
 class Rounding:
     """Rounding errors of one weight, summed over its parts.
 
-    Attributes:
-      error: sum of the squared changes.
-      total: sum of the squared weights.
-      scales: scales of the parts rounded so far.
+    `error` sums the squared changes, `total` the squared weights.
     """
 
     error: float = 0

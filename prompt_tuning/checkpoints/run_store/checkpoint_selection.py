@@ -57,12 +57,8 @@ def best_step(
 ) -> int | None:
     """Returns the step with the best metric, the earliest one in case of a tie.
 
-    Args:
-      folder: `numpy_checkpoints` of a run, which is not changed.
-      keep_best: metric and direction; None selects no step.
-      on_damage: called with a message for each damaged checkpoint, which is skipped.
-      check: reads the state of a checkpoint and raises `InputError` if it is damaged;
-        `read_state` does so without reading the other files.
+    `keep_best` is None to select no step. `read_state` as `check` does not read the
+    other files; see `latest_valid_step` for the other arguments.
 
     Returns:
       the step, or None if no intact checkpoint has the metric.
