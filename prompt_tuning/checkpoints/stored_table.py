@@ -67,7 +67,6 @@ class StoredTable:
         return rows[positions.reshape(ids.shape)]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        """Reads the whole table."""
         if copy is False:
             raise ValueError(
                 "a table in a checkpoint cannot be an array without a copy"

@@ -76,7 +76,6 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _open_session(options: argparse.Namespace) -> "Session":
-    """Loads the model and its adapters."""
     from prompt_tuning.cli.selected_run import read_run
     from prompt_tuning.core.status_line import clear_status, status
     from prompt_tuning.texts.session import Session

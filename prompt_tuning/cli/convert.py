@@ -139,7 +139,6 @@ def _store_prompt_kv(options: argparse.Namespace) -> int:
 
 
 def _extract(options: argparse.Namespace) -> int:
-    """Writes one array of a checkpoint in NumPy's format."""
     from prompt_tuning.adapters.stored_arrays import read_array
     from prompt_tuning.core.atomic_files import check_replaceable, write_file
     from prompt_tuning.core.numpy_files import numpy_bytes
@@ -194,6 +193,5 @@ def _classifies(source: "ConversionSource") -> bool:
 
 
 def _is_encoder(source: "ConversionSource") -> bool:
-    """Whether the model only embeds texts."""
     config = source.config
     return config is not None and config.bidirectional and not config.labels

@@ -183,7 +183,6 @@ def _compare(
 
 
 def _check_options(options: argparse.Namespace) -> None:
-    """Checks for contradictory options before anything is read."""
     several = len(options.prompts) > 1
     if options.memory and (
         options.prompts

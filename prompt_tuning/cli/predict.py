@@ -139,7 +139,6 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _check_options(options: argparse.Namespace) -> None:
-    """Checks for contradictory options."""
     from prompt_tuning.data.rows.input_lines import is_input_file
 
     files = [label for label in options.labels or () if is_input_file(label)]

@@ -90,7 +90,6 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _directories(options: argparse.Namespace) -> list[Path]:
-    """Returns the named run directories."""
     directories = list(find_runs(options.runs))
     if not directories:
         names = ", ".join(map(str, options.runs))

@@ -108,7 +108,6 @@ def describe(directory: Path, metric: str | None = None) -> tuple[str, str, str,
 
 
 def _trained(settings: Mapping[str, Any]) -> str:
-    """Returns the names of a run's prompts and adapters."""
     parts = [settings.get("prompt"), settings.get("decoder_prompt")]
     parts += settings.get("adapters") or ()
     return ", ".join(str(part).strip("@()") for part in parts if part is not None)

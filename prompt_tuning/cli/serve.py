@@ -110,7 +110,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_sizes(parser: argparse.ArgumentParser) -> None:
-    """Adds the numeric options."""
     numbers = {
         "port": (Port, 8000, "port to listen on; 0 for any that is free"),
         "slots": (
@@ -301,7 +300,6 @@ def compile_programs(engine: "DecodingEngine", *, loads: bool = False) -> None:
 
 
 def _open(options: argparse.Namespace) -> "tuple[ServedModels, DecodingEngine]":
-    """Reads the model and the adapters."""
     from prompt_tuning.cli.selected_run import read_run
     from prompt_tuning.server.served_models import ServedModels
     from prompt_tuning.texts.texts import Texts

@@ -93,7 +93,6 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _check_options(options: argparse.Namespace) -> None:
-    """Checks options before anything is read."""
     import importlib.util
 
     refuse_bindings(options)

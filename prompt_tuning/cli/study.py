@@ -117,7 +117,6 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _sample(row: dict[str, Any]) -> str:
-    """Returns a row as a line of text."""
     if "messages" in row:
         *_, asked, answered = (str(message["content"]) for message in row["messages"])
     else:

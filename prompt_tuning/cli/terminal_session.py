@@ -33,7 +33,6 @@ def run_session(session: Session) -> None:
 
 
 def _follow(session: Session, text: str) -> None:
-    """Runs a command, or answers a text."""
     word, _, name = text.strip().partition(" ")
     if text.strip() == RESET:
         session.reset()

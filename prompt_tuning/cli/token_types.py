@@ -192,7 +192,6 @@ def token_id(token: str, tokenizer: "Tokenizer | None") -> int:
 
 
 def _number(text: str, name: str) -> int:
-    """Returns the value of decimal digits."""
     # Python does not convert thousands of digits.
     value = int(text) if len(text) < 20 else None
     if value is None or not 0 <= value <= MAXIMUM_INTEGER:

@@ -78,7 +78,6 @@ def stream_text(
 def _own_rows(
     requests: Sequence[Request], own: str | None
 ) -> list[tuple[Sequence[int], int | None]]:
-    """Returns ids and prompt of each request."""
     for request in requests:
         if request.adapter != own or request.ids is None or request.shares:
             raise InputError(

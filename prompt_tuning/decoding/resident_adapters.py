@@ -110,7 +110,6 @@ class ResidentAdapters:
         return self._table.entries.get(adapter.name, 0)
 
     def _check(self, name: str, model: PromptedModel) -> None:
-        """Checks the name and the model of an adapter."""
         if not name:
             raise InputError("an adapter's name is empty")
         if self._adapted:

@@ -96,7 +96,6 @@ class RowLowRank(ProjectionAdapter):
         return y + change + _scale_rows(added, self.outputs[...])
 
     def _product(self, x: Float[Array, "n in"]) -> Float[Array, "R C out"]:
-        """Returns each row's low-rank product."""
         tables = (self.a[...], self.b[...], self.factor[...])
 
         def product(

@@ -200,7 +200,6 @@ class RowProgress:
         ids: tuple[int, ...] = (),
         logprobs: tuple[TokenLogprob, ...] | None = None,
     ) -> Piece:
-        """Returns the last piece."""
         if self._text is not None:
             text += self._text.finish()
         if self.sampling.logprobs is not None and logprobs is None:
@@ -238,7 +237,6 @@ class RowProgress:
 
 
 def _logprob(token: int, chosen: Chosen, slot: int, count: int) -> TokenLogprob:
-    """Returns the log-probabilities at one token."""
     assert chosen.logprobs is not None
     assert chosen.top_tokens is not None and chosen.top_logprobs is not None
     top = zip(

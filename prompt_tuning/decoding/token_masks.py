@@ -96,7 +96,6 @@ class RowMask:
             self.problem = f"the {self._name} is too complex: its tokens take too long"
 
     def _find(self) -> None:
-        """Computes the mask."""
         content = self._matcher.compute_bitmask()
         words = np.frombuffer(content.ljust(4 * len(self._usable), b"\0"), "<u4")
         following = words[: len(self._usable)] & self._usable
@@ -186,7 +185,6 @@ class MaskReader:
         forbidden: Sequence[int],
         written: Mapping[int, str],
     ) -> RowMask:
-        """Returns the first mask of a text."""
         tokenizer = self._model.needed_tokenizer()
         grammar = constraint.grammar(drops_space(tokenizer, before, self._spaced))
         special = tuple(sorted(written.items()))

@@ -51,7 +51,6 @@ class AlignedExamples(Examples):
         self.uncounted = int(table.weight_counts.sum() - other.weight_counts.sum())
 
     def __getitem__(self, index: int) -> Example:
-        """Returns example `index` with the other table's weights."""
         example, other = super().__getitem__(index), self.other[index]
         weights = align_weights(other.weights, len(example.weights))
         return dataclasses.replace(example, weights=weights)

@@ -277,7 +277,6 @@ class Evaluator:
 
     @functools.cached_property
     def _rows(self) -> _Rows:
-        """Rows of all examples; read once."""
         model, examples = self._model, self._examples
         rows = _Rows([], [], [] if examples.has_prompt_ids else None, [])
         for index in range(len(examples)):
@@ -327,7 +326,6 @@ class Evaluator:
         return self._texts(self._rows.completions)
 
     def _texts(self, completions: Sequence[Sequence[int]]) -> list[str]:
-        """Decodes completions as continuations of their inputs."""
         return decode_continuations(self._model, self._rows.given, completions)
 
     def _words(self, row: Sequence[int]) -> list[int]:

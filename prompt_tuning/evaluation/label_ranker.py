@@ -108,7 +108,6 @@ class LabelRanker:
 
     @functools.cached_property
     def _content_free(self) -> list[list[int]]:
-        """Token ids of the content-free inputs for calibration."""
         texts = self._evaluation.calibrate or ()
         encoding = TextEncoding(self._model, self._evaluation.data)
         rows = [encoding.encode(text) for text in texts]

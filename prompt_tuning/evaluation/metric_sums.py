@@ -206,7 +206,6 @@ def difference_interval(
 
 
 def _central_interval(values: Float[np.ndarray, "r"]) -> tuple[float, float]:
-    """Returns the bounds of the central 95 % of the values, without nan."""
     values = values[~np.isnan(values)]
     if not len(values):
         return np.nan, np.nan

@@ -122,7 +122,6 @@ def with_buffers(
 
 
 def _read_sources(path: Path) -> list[HuggingFaceSettings]:
-    """Returns the settings of a model, then other files that name special tokens."""
     folder = path.parent if is_gguf(path) else path
     file = folder / CONFIG
     check_links(folder, CONFIG, GENERATION)

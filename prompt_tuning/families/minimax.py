@@ -75,7 +75,6 @@ def read_minimax(settings: HuggingFaceSettings) -> dict[str, Any]:
 
 
 def _read_factors(settings: HuggingFaceSettings) -> dict[str, float]:
-    """Reads the factors of the terms of a sum."""
     found = {}
     for ours, kind in (("skip", "alpha"), ("residual", "beta")):
         names = [f"{name}_{kind}_factor" for name in SUBLAYERS]

@@ -82,7 +82,6 @@ def read_nemotron_h(settings: HuggingFaceSettings) -> dict[str, Any]:
 
 
 def _read_kinds(settings: HuggingFaceSettings) -> list[str]:
-    """Returns the part of each layer."""
     name = next((x for x in (KINDS, "layer_types") if x in settings), None)
     if name is None:
         name = "hybrid_override_pattern"

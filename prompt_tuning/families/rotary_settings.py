@@ -287,7 +287,6 @@ def _longrope(
 
 
 def _kind(rope: HuggingFaceSettings) -> str:
-    """Returns the kind of scaling."""
     return rope.text("rope_type", rope.text("type", "default"))
 
 

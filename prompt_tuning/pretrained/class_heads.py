@@ -97,7 +97,6 @@ def _check_architecture(layers: ClassLayers, config: ModelConfig) -> None:
 
 
 def _pooling(spec: ClassHead, config: ModelConfig, problem: ClassProblem) -> Pooling:
-    """Returns the states that the head reads."""
     if problem == "tokens":
         if spec.pooling not in (None, "last"):
             raise InputError(
@@ -121,7 +120,6 @@ def _pooling(spec: ClassHead, config: ModelConfig, problem: ClassProblem) -> Poo
 
 
 def _labels(spec: ClassHead, config: ModelConfig) -> tuple[str, ...]:
-    """Returns the names of the classes, or of numbers."""
     numbers = (spec.problem or config.problem) == "regression"
     labels = tuple(spec.labels or config.labels or ((VALUE,) if numbers else ()))
     if not labels:

@@ -104,7 +104,6 @@ def _new_texts(spec: TrainedTokens, tokenizer: Tokenizer | None) -> list[str]:
 def _find_ids(
     name: str, tokens: Sequence[str | int], tokenizer: Tokenizer | None
 ) -> list[int]:
-    """Returns the id of each token."""
     ids: list[int] = []
     for token in tokens:
         id = token
@@ -187,7 +186,6 @@ def _initial_rows(
 
 
 def _mean(table: StoredTable) -> Float[np.ndarray, "D"]:
-    """Returns the mean of all rows of a table, read block by block."""
     blocks = range(0, len(table), BLOCK)
     sums = [table[start : start + BLOCK].sum(0, dtype=np.float64) for start in blocks]
     return (np.sum(sums, axis=0) / len(table)).astype(np.float32)

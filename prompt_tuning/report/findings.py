@@ -141,7 +141,6 @@ def _end_of_training(recorded: RecordedRun) -> Finding:
 
 
 def _mean_at_end(values: Sequence[float]) -> float:
-    """Returns the mean of the last tenth."""
     return float(np.mean(values[-max(len(values) // 10, 1) :]))
 
 

@@ -226,7 +226,6 @@ def _token_marks(
 
 
 def _count_frozen(model: PromptedModel) -> int:
-    """Counts the parameters from the checkpoint."""
     plan = model.plan
     return sum(
         int(np.prod(leaf.shape))
@@ -250,7 +249,6 @@ def _training_left_out(
 
 
 def _left_out(kind: str, examples: Examples | ExampleGroups) -> list[str]:
-    """Describes the examples that were left out or changed."""
     counts = {
         "are truncated because they are too long": examples.truncated,
         "are left out because they are too long": examples.skipped,

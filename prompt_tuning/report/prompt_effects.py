@@ -181,7 +181,6 @@ def attention_shares(
 
 
 def _nats(model: LanguageModel, batch: Batch) -> Float[Array, "B"]:
-    """Sums the weighted losses of each row."""
     losses = target_losses(model.hidden(batch), model.output_head(), batch)
     return jnp.sum(losses.nll * batch.loss_weights, axis=1)
 

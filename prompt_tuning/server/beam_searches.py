@@ -53,7 +53,6 @@ class BeamSearches:
 def _search(
     request: Request, adapter: ResidentAdapter, settings: BeamSearch
 ) -> list[Completion]:
-    """Returns the continuations of one row."""
     numbers = None if request.prompt_id is None else [request.prompt_id]
     (completions,) = search_beams(
         adapter.model, adapter.parameters, [request.ids or ()], settings, numbers

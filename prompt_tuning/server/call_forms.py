@@ -45,7 +45,6 @@ def json_calls(text: str, schemas: Schemas | None = None) -> list[Call] | None:
 
 
 def _call(value: Any) -> Call | None:
-    """Reads one call."""
     if isinstance(value, dict) and isinstance(value.get("function"), dict):
         value = value["function"]
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):

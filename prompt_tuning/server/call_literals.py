@@ -69,7 +69,6 @@ class LiteralForm(CallForm):
         return arguments
 
     def _value(self, schema: Any, rules: Rules) -> str:
-        """Returns the grammar of a value."""
         return f"({' | '.join(self._values(schema, rules))})"
 
     def _values(self, schema: Any, rules: Rules) -> Iterator[str]:
@@ -92,7 +91,6 @@ class LiteralForm(CallForm):
             yield self._of_kind(kind, schema, rules)
 
     def _anything(self, rules: Rules) -> str:
-        """Returns the grammar of any value."""
         return " | ".join(self._of_kind(kind, {}, rules) for kind in KINDS)
 
     def _of_kind(self, kind: str, schema: Mapping[str, Any], rules: Rules) -> str:

@@ -77,7 +77,6 @@ class EmbeddingRoutes:
         return json_response(content)
 
     async def _answer(self, body: EmbeddingBody, client: str) -> dict[str, Any]:
-        """Returns the content of the answer."""
         models = self._models
         name = models.adapter(body.model)
         adapter = models.texts.find(name)
@@ -120,7 +119,6 @@ class EmbeddingRoutes:
     async def _ids(
         self, body: EmbeddingBody, name: str | None, client: str
     ) -> Sequence[Sequence[int]]:
-        """Returns the tokens of the texts."""
         texts = [x for x in body.inputs if isinstance(x, str)]
         if texts:
             return await self._models.encode_texts(texts, name, client, self._limit)

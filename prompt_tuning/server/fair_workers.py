@@ -49,7 +49,6 @@ class FairWorkers:
         return await asyncio.wrap_future(job)
 
     async def _wait(self, client: Hashable) -> None:
-        """Waits for a free thread."""
         if self._free:
             self._free -= 1
             return
@@ -69,7 +68,6 @@ class FairWorkers:
             raise
 
     def _release(self) -> None:
-        """Gives a free thread to the next client."""
         while self._turns:
             turn = self._turns.pop()
             if not turn.done():  # its caller is cancelled

@@ -85,7 +85,6 @@ class GenerationRoutes:
         return await self._respond(request, self._read_completion(content, client))
 
     async def _read_completion(self, content: bytes, client: str) -> "_Work":
-        """Reads the body of `/v1/completions`."""
         read_body = functools.partial(
             openai_requests.read_completion, room=self._engine.limit
         )
@@ -126,7 +125,6 @@ class GenerationRoutes:
         return await self._respond(request, self._read_chat(content, client))
 
     async def _read_chat(self, content: bytes, client: str) -> "_Work":
-        """Reads the body of `/v1/chat/completions`."""
         limit, models = self._engine.limit, self._models
         read_body = functools.partial(openai_requests.read_chat, room=limit)
         body = await self._read(content, read_body, client)
@@ -170,7 +168,6 @@ class GenerationRoutes:
         return await self.constraints.run(client, functools.partial(read, body))
 
     def _check(self, body: CommonBody, client: str) -> str | None:
-        """Returns the adapter of a request."""
         most = self._settings.samples
         if body.sampling.n > most:
             raise InputError(f"n is {body.sampling.n}, expected 1 to {most}")

@@ -253,7 +253,6 @@ def _common(
     *,
     echo: bool = False,
 ) -> dict[str, Any]:
-    """Returns the fields of `CommonBody`."""
     stream = body.flag("stream", False)
     given_parts = GivenParts(
         echo,

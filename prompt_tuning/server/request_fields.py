@@ -168,7 +168,6 @@ def without_open_limits(body: JsonObject) -> JsonObject:
 
 
 def _meant(name: str, known: Sequence[str]) -> str:
-    """Suggests a known name that resembles this one."""
     hint = did_you_mean(name, known)
     return hint if hint.endswith("?") else ""
 

@@ -113,7 +113,6 @@ def _spaced(schema: Any, outputs: JsonObject) -> Any:
 
 
 def _choice(outputs: JsonObject) -> str:
-    """Returns the expression for a choice of texts."""
     texts = outputs.sequence("choice")
     if not texts or not all(isinstance(text, str) and text for text in texts):
         outputs.refuse("choice", "a list of texts that are not empty")

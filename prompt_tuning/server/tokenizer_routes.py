@@ -43,7 +43,6 @@ class TokenizerRoutes:
         ]
 
     async def _read(self, request: HttpRequest, known: tuple[str, ...]) -> Any:
-        """Reads a body."""
         body = openai_requests.read_body(await self._bodies.read(request))
         self._unknown.note(check_known(body, known, {}), client_of(request))
         self._models.adapter(body.text("model", None))

@@ -46,8 +46,6 @@ Advance = Callable[[int], None]
 
 @dataclasses.dataclass(frozen=True)
 class _Row:
-    """A line and its request."""
-
     line: JsonLine
     input: Any
     record: dict[str, Any]
@@ -146,7 +144,6 @@ class LineFile:
                         yield self._row(line)
 
     def _row(self, line: JsonLine) -> _Row:
-        """Converts a line to a request."""
         fields = JsonObject(line.location, line.content)
         settings, seed = self._settings, fields.integer(SEED_KEY, None)
         sampling = settings.sampling

@@ -333,7 +333,6 @@ def key_value_prefix(parameters: Parameters) -> Float[Array, "L 2 P G K"] | None
 
 
 def _position_bytes(config: ModelConfig) -> int:
-    """Returns the bytes of one position's keys and values in all blocks."""
     of_layer = config.key_value_heads * config.head_width
     numbers = 2 * key_layers(config) * of_layer
     return numbers * np.dtype(config.dtype).itemsize

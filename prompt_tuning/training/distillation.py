@@ -178,7 +178,6 @@ def _row_lengths(
 
 
 def _longest_row(model: PromptedModel, examples: Examples | ExampleGroups) -> int:
-    """Counts the tokens of the longest row, as read without a prompt."""
     return int(_row_lengths(model, examples).max(initial=0))
 
 

@@ -276,7 +276,6 @@ class _Loop:
     def _advance(
         self, states: Sequence[TrainState], batch: Batch
     ) -> tuple[Sequence[TrainState], Sequence[Metrics]]:
-        """Runs one step of all members; donates `states`."""
         placement = self._first.model.placement
         if placement is not None and self._first.stages is None:
             batch = placement.put_batch(batch)

@@ -208,7 +208,6 @@ class StepTimer:
     """Times steps of a run; reads the frozen model once."""
 
     def __init__(self, estimate: MemoryEstimate):
-        """Reads the model."""
         self._estimate = estimate
         self._parameters = estimate.run_plan.model.read_parameters()
         _, self._frozen = parameter_groups.partition(

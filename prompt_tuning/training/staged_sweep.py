@@ -63,7 +63,6 @@ class StagedSweepStep:
         dropout: bool,
         own_batches: bool,
     ):
-        """Sets the step up; nothing is compiled yet."""
         self._pipelines, self._finishes = pipelines, finishes
         self._dropout, self._own_batches = dropout, own_batches
         orders = MemberOrders(

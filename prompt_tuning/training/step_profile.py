@@ -19,7 +19,6 @@ class StepProfile:
     """
 
     def __init__(self, folder: Path | None, done: int, last: int):
-        """Chooses the steps."""
         self._folder = folder
         self._first = max(done, min(done + WARM_UP, last - PROFILED_STEPS))
         self._end = min(self._first + PROFILED_STEPS, last)

@@ -134,7 +134,6 @@ def _check_leaves(
 
 
 def _is_added(path: str) -> bool:
-    """Tests whether a parameter belongs to a prompt or adapter."""
     return "/prompt/" in path or "/adapters/" in path
 
 

@@ -193,8 +193,6 @@ def _header(file: Path) -> tuple[JsonObject, int]:
 
 @dataclasses.dataclass(frozen=True)
 class _Array:
-    """Entry of a header."""
-
     dtype: np.dtype
     shape: tuple[int, ...]
     begin: int

@@ -253,7 +253,6 @@ class _TensorPickle:
 
 
 def _parameters(state: dict[str, Any]) -> dict[str, Any]:
-    """Returns the parameters of a module's state."""
     parameters = state.get("_parameters", {})
     if not isinstance(parameters, dict):
         raise InputError(EXPECTED)
@@ -261,7 +260,6 @@ def _parameters(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _named(names: list[Any], values: list[Any]) -> dict[str, Any]:
-    """Returns values by their names."""
     if not all(isinstance(name, str) for name in names):
         raise InputError(EXPECTED)
     return dict(zip(names, values, strict=True))

@@ -72,7 +72,6 @@ def read_compressed(
 
 
 def _bits(settings: JsonObject) -> int:
-    """Returns the size of packed integers, which is the same in all groups."""
     groups = settings.nested("config_groups", {})
     sizes = {
         as_object(groups.values[name], settings.source)

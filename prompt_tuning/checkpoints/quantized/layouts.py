@@ -121,7 +121,6 @@ class Layout(abc.ABC):
 
 
 def _scale_dtype(weight: StoredTensor) -> np.dtype:
-    """Returns the dtype of scales, which is the weights'."""
     return weight.dtype if weight.dtype.name in SCALE_DTYPES else np.dtype(np.float32)
 
 

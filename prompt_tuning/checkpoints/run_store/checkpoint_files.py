@@ -339,7 +339,6 @@ def kind(leaf: Any) -> tuple[tuple[int, ...], Any]:
 
 
 def _read_leaf(path: Path, shape: tuple[int, ...]) -> np.ndarray:
-    """Reads one trained leaf."""
     array = read_npy(path)
     if array.shape != shape or array.dtype != np.float32:
         raise InputError(

@@ -153,7 +153,6 @@ class StoredArray:
         return len(self.shape)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        """Reads the whole array to the host memory of this process."""
         import orbax.checkpoint as ocp
 
         if copy is False:

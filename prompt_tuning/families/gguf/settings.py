@@ -124,7 +124,6 @@ def _token_ids(metadata: JsonObject) -> dict[str, Any]:
 
 
 def _rotary_scaling(fields: Fields) -> dict[str, Any]:
-    """Returns the scaling of rotary positions, as `rope_scaling`."""
     values, prefix = fields.values, "rope.scaling."
     old = values.number("rope.scale_linear", 1.0)
     kind = values.text(f"{prefix}type", "none" if old == 1 else "linear")
@@ -160,7 +159,6 @@ def _rotary_scaling(fields: Fields) -> dict[str, Any]:
 
 
 def _vector(file: GgufFile, name: str) -> list[float]:
-    """Reads a tensor of divisors."""
     if name not in file.tensors:
         raise InputError(f"{file.path} has no tensor {name}, which LongRoPE needs")
     tensor = open_tensors(file)[name]
