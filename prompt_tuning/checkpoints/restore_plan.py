@@ -331,9 +331,7 @@ def _description(path: str, fresh_by: FreshBy | None) -> str:
 
 
 def _check_sources(
-    restored: Mapping[str, Recipe],
-    stored: Mapping[str, StoredTensor],
-    origin: str,
+    restored: Mapping[str, Recipe], stored: Mapping[str, StoredTensor], origin: str
 ) -> None:
     missing = [
         (path, name)

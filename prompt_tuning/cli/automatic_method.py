@@ -196,9 +196,7 @@ def _with_choice(
 
 
 def _print_candidates(
-    console: "Console",
-    summaries: dict[str, "SweepSummary"],
-    chosen: tuple[str, float],
+    console: "Console", summaries: dict[str, "SweepSummary"], chosen: tuple[str, float]
 ) -> None:
     """Prints a table of all candidates, the best one marked."""
     from rich.table import Table

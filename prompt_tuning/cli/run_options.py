@@ -132,10 +132,7 @@ def given_choices(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def check_options(
-    options: argparse.Namespace,
-    *,
-    trains: bool,
-    varied: Sequence[str] = (),
+    options: argparse.Namespace, *, trains: bool, varied: Sequence[str] = ()
 ) -> None:
     """Checks the options of a command that reads a run, before JAX is imported.
 

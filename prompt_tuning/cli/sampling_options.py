@@ -80,10 +80,7 @@ VALUES = {
 """Type, placeholder and help of options with a value."""
 
 
-def add_values(
-    group: Any,
-    values: Mapping[str, tuple[Any, str, str]],
-) -> None:
+def add_values(group: Any, values: Mapping[str, tuple[Any, str, str]]) -> None:
     """Adds options with a value.
 
     `values` has type, placeholder and help of each option, by name. The help states the

@@ -183,10 +183,7 @@ def _table_of_query(
 
 
 def _draw(
-    options: argparse.Namespace,
-    names: Sequence[str],
-    matrix: "np.ndarray",
-    title: str,
+    options: argparse.Namespace, names: Sequence[str], matrix: "np.ndarray", title: str
 ) -> None:
     """Draws the heat map; with a query, the most similar prompts first."""
     import numpy as np

@@ -382,9 +382,7 @@ class DecodingEngine:
         return chosen
 
     def _deliver(
-        self,
-        active: Sequence[tuple[int, RowProgress]],
-        chosen: token_choice.Chosen,
+        self, active: Sequence[tuple[int, RowProgress]], chosen: token_choice.Chosen
     ) -> list[Piece]:
         """Adds chosen tokens to their rows, and frees the slots of ended rows."""
         on_host = jax.device_get(chosen)

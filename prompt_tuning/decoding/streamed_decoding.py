@@ -48,10 +48,7 @@ def continue_batch_streamed(
 
 @functools.lru_cache(maxsize=4)
 def _functions(
-    graph: nnx.GraphDef,
-    new_tokens: int,
-    needs: Needs,
-    pad_id: int,
+    graph: nnx.GraphDef, new_tokens: int, needs: Needs, pad_id: int
 ) -> tuple[StreamedFunction, StreamedFunction]:
     """Returns the functions of the first token and of later ones."""
 

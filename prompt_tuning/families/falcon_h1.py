@@ -59,9 +59,7 @@ def read_falcon_h1(settings: HuggingFaceSettings) -> dict[str, Any]:
     )
 
 
-def _read_multipliers(
-    settings: HuggingFaceSettings,
-) -> tuple[tuple[str, float], ...]:
+def _read_multipliers(settings: HuggingFaceSettings) -> tuple[tuple[str, float], ...]:
     """Returns the factors of the projections that have one."""
     found: dict[str, float] = {}
     for name, paths in FACTORS.items():

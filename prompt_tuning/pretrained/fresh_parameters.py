@@ -27,10 +27,7 @@ from prompt_tuning.sharding.array_placement import Placement
 
 
 def initialize(
-    build: Build,
-    key: Key[Array, ""],
-    paths: Sequence[str],
-    placement: Placement | None,
+    build: Build, key: Key[Array, ""], paths: Sequence[str], placement: Placement | None
 ) -> Parameters:
     """Initializes the parameters at some paths; no other initializer runs.
 

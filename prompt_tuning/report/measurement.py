@@ -265,10 +265,7 @@ def _left_out(kind: str, examples: Examples | ExampleGroups) -> list[str]:
 
 
 def _describe_prompt(
-    run: Run,
-    model: PromptedModel,
-    parameters: Parameters,
-    effects: PromptEffects | str,
+    run: Run, model: PromptedModel, parameters: Parameters, effects: PromptEffects | str
 ) -> PromptCard:
     """Describes the trained parameters, and compares prompt vectors with tokens."""
     leaves: Any = model.weight_storage.abstract_streamed() | parameters

@@ -25,10 +25,7 @@ class BeamSearches:
         return self._pool.busy
 
     async def search(
-        self,
-        thread: EngineThread,
-        requests: Sequence[Request],
-        settings: BeamSearch,
+        self, thread: EngineThread, requests: Sequence[Request], settings: BeamSearch
     ) -> list[RequestHandle]:
         """Returns the requests with their continuations, best first.
 

@@ -99,10 +99,7 @@ class GenerationRoutes:
         return await self._work(body, requests, form, body.beams)
 
     async def _encode(
-        self,
-        body: CompletionBody,
-        adapter: str | None,
-        client: str,
+        self, body: CompletionBody, adapter: str | None, client: str
     ) -> Sequence[Sequence[int]]:
         """Returns the ids of prompts, all of which are texts or ids."""
         texts = [prompt for prompt in body.prompts if isinstance(prompt, str)]

@@ -124,9 +124,7 @@ class UnknownFields:
 
 
 def check_known(
-    body: JsonObject,
-    known: Sequence[str],
-    changing: Mapping[str, Changing] = CHANGING,
+    body: JsonObject, known: Sequence[str], changing: Mapping[str, Changing] = CHANGING
 ) -> list[str]:
     """Checks for unsupported fields that would change the answer.
 

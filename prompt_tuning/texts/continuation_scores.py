@@ -123,10 +123,7 @@ def _sum(completion: Completion) -> ContinuationScore:
 
 
 def _in_batches(
-    adapter: LoadedAdapter,
-    rows: Sequence[Row],
-    prompt_id: int | None,
-    batch_size: int,
+    adapter: LoadedAdapter, rows: Sequence[Row], prompt_id: int | None, batch_size: int
 ) -> list[ContinuationScore]:
     """Scores rows in batches, each with a single candidate."""
     for context, ids in rows:

@@ -370,9 +370,7 @@ class StudyWriter:
         return list(completion.ids)
 
 
-def _blocks(
-    sizes: Iterable[tuple[int, int]],
-) -> Iterator[list[tuple[int, int]]]:
+def _blocks(sizes: Iterable[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
     """Groups chunks, with their numbers of rows, that are written together."""
     block: list[tuple[int, int]] = []
     for chunk, size in sizes:

@@ -24,10 +24,7 @@ class MetricsLog:
     """Appends one JSON object per line; a resumed run repeats no line."""
 
     def __init__(
-        self,
-        directory: Path,
-        after_step: int,
-        loggers: Sequence[str] | None = None,
+        self, directory: Path, after_step: int, loggers: Sequence[str] | None = None
     ):
         """Opens the log and removes lines after step `after_step`.
 

@@ -30,10 +30,7 @@ FORM = ColumnForm((REFERENCE_LOGPROBS,), {REFERENCE_LOGPROBS: np.dtype(np.float3
 
 
 def reference_logprobs(
-    reference: TeacherModel,
-    graph: nnx.GraphDef,
-    parameters: Parameters,
-    batch: Batch,
+    reference: TeacherModel, graph: nnx.GraphDef, parameters: Parameters, batch: Batch
 ) -> dict[str, Float[Array, "R m"]]:
     """Computes the log-probability of each learned token under a reference."""
     head = merge_model(graph, parameters).output_head()

@@ -195,10 +195,7 @@ class Transfer:
             )
 
     def start(
-        self,
-        fresh: Parameters,
-        optimizer: optax.GradientTransformation,
-        key: jax.Array,
+        self, fresh: Parameters, optimizer: optax.GradientTransformation, key: jax.Array
     ) -> TrainState:
         """Creates the state before the first step."""
         started = {

@@ -320,10 +320,7 @@ def _single(adapters: Sequence[Adapter], origin: str) -> Adapter:
 
 
 def _merge(
-    target: Path,
-    adapters: Sequence[Adapter],
-    source: ConversionSource,
-    force: bool,
+    target: Path, adapters: Sequence[Adapter], source: ConversionSource, force: bool
 ) -> list[str]:
     """Writes the frozen model with LoRA and IA3 merged into its weights."""
     others = [x.kind for x in adapters if x.kind not in (LORA, IA3)]

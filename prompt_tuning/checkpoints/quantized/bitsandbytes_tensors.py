@@ -141,10 +141,7 @@ def _four_bits(
 
 
 def _with_nested(
-    held: Codes,
-    name: str,
-    stored: Mapping[str, StoredTensor],
-    settings: JsonObject,
+    held: Codes, name: str, stored: Mapping[str, StoredTensor], settings: JsonObject
 ) -> Codes:
     """Returns a weight's codes with those of its scales, if a store has them."""
     rows, columns = held.values.shape

@@ -259,10 +259,7 @@ class CheckpointStore:
         return temporary
 
     def _state(
-        self,
-        step: int,
-        metrics: Mapping[str, float] | None,
-        extra: Mapping[str, Any],
+        self, step: int, metrics: Mapping[str, float] | None, extra: Mapping[str, Any]
     ) -> dict[str, Any]:
         return {
             "step": step,
