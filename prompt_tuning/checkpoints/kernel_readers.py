@@ -22,19 +22,7 @@ from prompt_tuning.checkpoints.stored_tensors import (
     tiles,
 )
 from prompt_tuning.core.array_slices import Block
-from prompt_tuning.core.quantization.stores import (
-    TABLES,
-    Store,
-    codebook_path,
-    is_packed,
-    is_quantized,
-    nested_codebook_path,
-    nested_path,
-    order_path,
-    scale_path,
-    weight_shape,
-    zero_path,
-)
+from prompt_tuning.core.quantization import stores
 
 Abstract = Mapping[str, jax.ShapeDtypeStruct]
 Readers = Iterator[tuple[str, PartReader]]
@@ -58,23 +46,23 @@ def published_readers(
     abstract: Abstract,
     recipe: Recipe,
     stored: Mapping[str, StoredTensor],
-    store: Store,
+    store: stores.Store,
 ) -> Readers:
     """Yields readers of a kernel that keeps its published codes, and its scales etc."""
     shape, recipe, turned = _oriented(path, abstract, recipe)
     recipe, stored = experts_apart(path, recipe, stored)
     kernel = PublishedKernel(path, shape, recipe, stored, store)
     yield path, turned(kernel.read)
-    yield scale_path(path), turned(kernel.read_scales)
-    if zero_path(path) in abstract:
-        yield zero_path(path), turned(kernel.read_zeros)
-    if order_path(path) in abstract:
-        yield order_path(path), turned(kernel.read_order)
-    if codebook_path(path) in abstract:
-        yield codebook_path(path), turned(kernel.read_codebooks)
-    if nested_path(path) in abstract:
-        yield nested_path(path), kernel.read_nested
-        yield nested_codebook_path(path), kernel.read_nested_codebooks
+    yield stores.scale_path(path), turned(kernel.read_scales)
+    if stores.zero_path(path) in abstract:
+        yield stores.zero_path(path), turned(kernel.read_zeros)
+    if stores.order_path(path) in abstract:
+        yield stores.order_path(path), turned(kernel.read_order)
+    if stores.codebook_path(path) in abstract:
+        yield stores.codebook_path(path), turned(kernel.read_codebooks)
+    if stores.nested_path(path) in abstract:
+        yield stores.nested_path(path), kernel.read_nested
+        yield stores.nested_codebook_path(path), kernel.read_nested_codebooks
 
 
 def _oriented(
@@ -86,8 +74,8 @@ def _oriented(
       the shape of the kernel, its recipe, and a function that turns a reader of the
         kernel into one of the parameter: a table is the kernel's transpose.
     """
-    shape = weight_shape(path, abstract[path])
-    if path not in TABLES:
+    shape = stores.weight_shape(path, abstract[path])
+    if path not in stores.TABLES:
         return shape, recipe, lambda read: read
 
     def turned(read: PartReader) -> PartReader:
@@ -112,7 +100,7 @@ def readers(
     `dtype` is that of unquantized parameters; None for the leaf's.
     """
     leaf = abstract[path]
-    if not is_quantized(leaf):
+    if not stores.is_quantized(leaf):
         cast_to = np.dtype(leaf.dtype if dtype is None else dtype)
         yield (
             path,
@@ -123,9 +111,11 @@ def readers(
         return
     shape, recipe, turned = _oriented(path, abstract, recipe)
     recipe, stored = experts_apart(path, recipe, stored)
-    if is_packed(leaf):
-        codebook = codebook_path(path)
-        groups = abstract[scale_path(path)].shape[-1 if path in TABLES else -2]
+    if stores.is_packed(leaf):
+        codebook = stores.codebook_path(path)
+        groups = abstract[stores.scale_path(path)].shape[
+            -1 if path in stores.TABLES else -2
+        ]
         packed = PackedKernel(
             path,
             shape,
@@ -135,13 +125,13 @@ def readers(
             group=shape[-2] // groups,
         )
         yield path, turned(packed.read)
-        yield scale_path(path), turned(packed.read_scales)
+        yield stores.scale_path(path), turned(packed.read_scales)
         if packed.codebook is not None:
             yield codebook, turned(packed.read_codebooks)
     else:
         kernel = QuantizedKernel(path, shape, recipe, stored)
         yield path, turned(kernel.read)
-        yield scale_path(path), turned(kernel.read_scales)
+        yield stores.scale_path(path), turned(kernel.read_scales)
 
 
 def _aligned(array: np.ndarray) -> np.ndarray:

@@ -3,6 +3,7 @@
 import argparse
 from typing import TYPE_CHECKING
 
+from prompt_tuning.cli import shared_options
 from prompt_tuning.cli.adapter_options import add_adapter_option, named_adapters
 from prompt_tuning.cli.option_types import numeric
 from prompt_tuning.cli.run_options import (
@@ -12,11 +13,6 @@ from prompt_tuning.cli.run_options import (
     check_options,
 )
 from prompt_tuning.cli.sampling_options import add_sampling_options, read_sampling
-from prompt_tuning.cli.shared_options import (
-    add_config_option,
-    add_prompt_option,
-    add_run_option,
-)
 from prompt_tuning.core.number_ranges import PositiveInteger
 
 if TYPE_CHECKING:
@@ -35,9 +31,9 @@ LENGTH = 4096
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the command."""
     parser.usage = USAGE
-    add_config_option(parser)
-    add_run_option(parser)
-    add_prompt_option(parser)
+    shared_options.add_config_option(parser)
+    shared_options.add_run_option(parser)
+    shared_options.add_prompt_option(parser)
     add_adapter_option(parser, "/adapter NAME chooses")
     parser.add_argument(
         "--system", metavar="TEXT", help="system message before the first"

@@ -4,12 +4,7 @@ import argparse
 import shlex
 from pathlib import Path
 
-from prompt_tuning.cli.shared_options import (
-    Number,
-    add_numbers,
-    add_output,
-    refuse_bindings,
-)
+from prompt_tuning.cli import shared_options
 from prompt_tuning.core.interrupts import INTERRUPTED
 from prompt_tuning.core.number_ranges import NonnegativeInteger, PositiveInteger
 
@@ -18,7 +13,7 @@ HEADING = "Tune"
 USES_JAX = True
 SEVERAL_PROCESSES = False
 RESUMES = True
-NUMBERS: dict[str, Number] = {
+NUMBERS: dict[str, shared_options.Number] = {
     "steps": (PositiveInteger, 100, "number of optimizer steps"),
     "batch_size": (PositiveInteger, 64, "rows per step, over all documents"),
     "seed": (NonnegativeInteger, 0, "seed of the order of the rows"),
@@ -42,13 +37,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="RUN",
         help="run directories of remember, at least two",
     )
-    add_output(parser, "the run directory")
-    add_numbers(parser, NUMBERS)
+    shared_options.add_output(parser, "the run directory")
+    shared_options.add_numbers(parser, NUMBERS)
 
 
 def run(options: argparse.Namespace) -> int:
     """Trains the memories, and prints how they compare with the documents."""
-    refuse_bindings(options)
+    shared_options.refuse_bindings(options)
     from prompt_tuning.api.memory_composition import compose
 
     joined = compose(

@@ -5,13 +5,8 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from prompt_tuning.cli import shared_options
 from prompt_tuning.cli.run_options import EVALUATES, add_run_options, check_options
-from prompt_tuning.cli.shared_options import (
-    OTHER_PROMPT,
-    add_config_option,
-    add_print_config_option,
-    add_run_option,
-)
 from prompt_tuning.core.atomic_files import check_replaceable, write_file
 from prompt_tuning.core.errors import InputError
 
@@ -34,9 +29,9 @@ USAGE = """
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the command."""
     parser.usage = USAGE
-    add_config_option(parser)
-    add_print_config_option(parser)
-    add_run_option(parser)
+    shared_options.add_config_option(parser)
+    shared_options.add_print_config_option(parser)
+    shared_options.add_run_option(parser)
     parser.add_argument(
         "--prompt",
         dest="prompts",
@@ -44,7 +39,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         default=[],
         type=Path,
         metavar="PATH",
-        help=f"{OTHER_PROMPT}; given several times, the prompts vote on each answer",
+        help=f"{shared_options.OTHER_PROMPT}; given several times, the prompts vote on "
+        "each answer",
     )
     parser.add_argument(
         "--vote",

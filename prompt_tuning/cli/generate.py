@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from prompt_tuning.cli import shared_options
 from prompt_tuning.cli.adapter_options import named_adapters
 from prompt_tuning.cli.generation_options import (
     add_engine_options,
@@ -22,12 +23,6 @@ from prompt_tuning.cli.run_options import (
     check_options,
 )
 from prompt_tuning.cli.sampling_options import add_sampling_options
-from prompt_tuning.cli.shared_options import (
-    add_config_option,
-    add_print_config_option,
-    add_prompt_option,
-    add_run_option,
-)
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.number_ranges import (
     NonnegativeInteger,
@@ -56,10 +51,10 @@ USAGE = """
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the command."""
     parser.usage = USAGE
-    add_config_option(parser)
-    add_print_config_option(parser)
-    add_run_option(parser)
-    add_prompt_option(parser)
+    shared_options.add_config_option(parser)
+    shared_options.add_print_config_option(parser)
+    shared_options.add_run_option(parser)
+    shared_options.add_prompt_option(parser)
     parser.add_argument(
         "texts",
         nargs="*",

@@ -4,13 +4,9 @@ import argparse
 import dataclasses
 from typing import Any
 
+from prompt_tuning.cli import shared_options
 from prompt_tuning.cli.option_types import numeric
 from prompt_tuning.cli.run_options import check_options
-from prompt_tuning.cli.shared_options import (
-    add_config_option,
-    add_prompt_option,
-    add_run_option,
-)
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.number_ranges import PositiveInteger
 
@@ -21,9 +17,9 @@ SEVERAL_PROCESSES = False
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the command."""
-    add_config_option(parser)
-    add_run_option(parser)
-    add_prompt_option(parser)
+    shared_options.add_config_option(parser)
+    shared_options.add_run_option(parser)
+    shared_options.add_prompt_option(parser)
     parser.add_argument(
         "--nearest",
         type=numeric(PositiveInteger),

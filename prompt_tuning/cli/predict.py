@@ -7,14 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from prompt_tuning.cli import shared_options
 from prompt_tuning.cli.option_types import numeric
 from prompt_tuning.cli.run_options import GENERATES, add_run_options, check_options
-from prompt_tuning.cli.shared_options import (
-    add_config_option,
-    add_print_config_option,
-    add_prompt_option,
-    add_run_option,
-)
 from prompt_tuning.core.atomic_files import check_replaceable, write_file
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.number_ranges import (
@@ -53,10 +48,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         ".parquet), a .txt file with an input on each line, - for standard input, or "
         "an input itself (default: -)",
     )
-    add_config_option(parser)
-    add_print_config_option(parser)
-    add_run_option(parser)
-    add_prompt_option(parser)
+    shared_options.add_config_option(parser)
+    shared_options.add_print_config_option(parser)
+    shared_options.add_run_option(parser)
+    shared_options.add_prompt_option(parser)
     parser.add_argument(
         "--labels",
         nargs="+",

@@ -8,13 +8,8 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
+from prompt_tuning.cli import shared_options
 from prompt_tuning.cli.option_types import duration, numeric
-from prompt_tuning.cli.shared_options import (
-    Number,
-    add_model_and_output,
-    add_numbers,
-    refuse_bindings,
-)
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.interrupts import INTERRUPTED
 from prompt_tuning.core.number_ranges import (
@@ -40,7 +35,7 @@ DESCRIPTION = (
 PICTURE = "memories.png"
 
 
-NUMBERS: dict[str, Number] = {
+NUMBERS: dict[str, shared_options.Number] = {
     "steps": (PositiveInteger, None, "number of optimizer steps (default: 200)"),
     "batch_size": (PositiveInteger, 32, "number of rows of a step"),
     "rows": (PositiveInteger, None, "number of rows to learn from (default: 1024)"),
@@ -69,7 +64,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "document", type=Path, metavar="DOCUMENT", help="text file, in UTF-8"
     )
-    add_model_and_output(parser, "the run directory")
+    shared_options.add_model_and_output(parser, "the run directory")
     parser.add_argument(
         "--start",
         choices=("matching", "chunks", "first"),
@@ -100,12 +95,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="memory of an earlier version of the document: new rows are only about "
         "what changed, and old rows check that old answers still hold",
     )
-    add_numbers(parser, NUMBERS)
+    shared_options.add_numbers(parser, NUMBERS)
 
 
 def run(options: argparse.Namespace) -> int:
     """Trains the memory, and prints how it compares with the document."""
-    refuse_bindings(options)
+    shared_options.refuse_bindings(options)
     from prompt_tuning.api.memories import SLOTS, check_length, remember
     from prompt_tuning.api.memory_update import STUDY
     from prompt_tuning.api.tune import load

@@ -6,14 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from prompt_tuning.cli import shared_options
 from prompt_tuning.cli.finished_page import add_page_option, write_finished_page
 from prompt_tuning.cli.option_types import numeric
 from prompt_tuning.cli.run_options import add_run_options, check_options
-from prompt_tuning.cli.shared_options import (
-    add_config_option,
-    add_dry_run_option,
-    add_print_config_option,
-)
 from prompt_tuning.cli.variations import SHAPE, Variation, parse_variations
 from prompt_tuning.core.errors import InputError, NotFiniteError
 from prompt_tuning.core.interrupts import INTERRUPTED
@@ -49,10 +45,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the command."""
     parser.description = DESCRIPTION
     parser.usage = USAGE
-    add_config_option(parser)
+    shared_options.add_config_option(parser)
     add_page_option(parser)
-    add_print_config_option(parser)
-    add_dry_run_option(parser)
+    shared_options.add_print_config_option(parser)
+    shared_options.add_dry_run_option(parser)
     parser.add_argument(
         "--at_once",
         type=numeric(PositiveInteger),

@@ -5,15 +5,10 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from prompt_tuning.cli import automatic_method
+from prompt_tuning.cli import automatic_method, shared_options
 from prompt_tuning.cli.finished_page import add_page_option, write_finished_page
 from prompt_tuning.cli.option_types import duration
 from prompt_tuning.cli.run_options import add_run_options, check_options
-from prompt_tuning.cli.shared_options import (
-    add_config_option,
-    add_dry_run_option,
-    add_print_config_option,
-)
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.interrupts import INTERRUPTED
 
@@ -35,7 +30,7 @@ USAGE = """
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the command."""
     parser.usage = USAGE
-    add_config_option(parser)
+    shared_options.add_config_option(parser)
     parser.add_argument(
         "--run",
         metavar="DIRECTORY",
@@ -57,8 +52,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="time limit for trying methods with --method auto, e.g. 90s, 5m or 1h "
         "(default: 5m)",
     )
-    add_print_config_option(parser)
-    add_dry_run_option(parser)
+    shared_options.add_print_config_option(parser)
+    shared_options.add_dry_run_option(parser)
     add_run_options(parser)
 
 

@@ -5,21 +5,10 @@ from typing import Any
 
 from prompt_tuning.checkpoints.stored_tensors import Recipe
 from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.families import llama_layout, mamba2_layout
 from prompt_tuning.families.expert_layout import ATTENTION
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
 from prompt_tuning.families.llama import LLAMA
-from prompt_tuning.families.llama_layout import (
-    layout_recipes,
-    read_biases,
-    read_rotated,
-)
-from prompt_tuning.families.mamba2_layout import (
-    mamba2_parts,
-    mamba2_tensors,
-    read_expansion,
-    read_mamba2,
-    read_step_limit,
-)
 
 DEFAULTS = {"heads": 128, "groups": 1, "states": 256, "taps": 4}
 NORMS = {"self_attention_norm": "input_layernorm", "mlp_norm": "pre_ff_layernorm"}
@@ -27,19 +16,19 @@ NORMS = {"self_attention_norm": "input_layernorm", "mlp_norm": "pre_ff_layernorm
 
 def read_bamba(settings: HuggingFaceSettings) -> dict[str, Any]:
     """Returns fields of `ModelConfig`; see `Family.read_fields`."""
-    fields = read_rotated(settings, epsilon=1e-5, partial=0.5)
+    fields = llama_layout.read_rotated(settings, epsilon=1e-5, partial=0.5)
     attention = settings.sequence("attn_layer_indices", [])
     linear = [i for i in range(fields["layers"]) if i not in attention]
     heads = settings.size("mamba_n_heads", DEFAULTS["heads"])
-    width = read_expansion(settings, fields["width"], heads)
+    width = mamba2_layout.read_expansion(settings, fields["width"], heads)
     return (
         fields
         | {
-            "biases": read_biases(settings),
+            "biases": llama_layout.read_biases(settings),
             "key_value_heads": settings.size("num_key_value_heads", 8),
         }
-        | read_mamba2(settings, linear, width, sizes=DEFAULTS)
-        | read_step_limit(settings)
+        | mamba2_layout.read_mamba2(settings, linear, width, sizes=DEFAULTS)
+        | mamba2_layout.read_step_limit(settings)
     )
 
 
@@ -49,14 +38,14 @@ def bamba_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Reci
         f"mlp/{x}": f"feed_forward.{x}_proj" for x in ("gate", "up", "down")
     }
     output = {"mamba2/output": "mamba.out_proj"} if config.recurrent_layers else {}
-    return layout_recipes(
+    return llama_layout.layout_recipes(
         config,
         names,
         modules=ATTENTION | feed_forward | output,
         norms=NORMS,
         final_norm="final_layernorm",
-        fused=mamba2_parts(config),
-        others=mamba2_tensors(config),
+        fused=mamba2_layout.mamba2_parts(config),
+        others=mamba2_layout.mamba2_tensors(config),
     )
 
 

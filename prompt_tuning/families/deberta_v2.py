@@ -5,14 +5,7 @@ from typing import Any
 
 from prompt_tuning.checkpoints.stored_tensors import Recipe
 from prompt_tuning.core.model_config import ModelConfig
-from prompt_tuning.families import bert
-from prompt_tuning.families.bert_layout import (
-    EMBEDDINGS,
-    INERT,
-    MODULES,
-    bert_recipes,
-    encoder_fields,
-)
+from prompt_tuning.families import bert, bert_layout
 from prompt_tuning.families.class_labels import ClassLayers
 from prompt_tuning.families.family import Family, norm_names
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
@@ -57,7 +50,7 @@ def read_deberta(settings: HuggingFaceSettings) -> dict[str, Any]:
     most = 2 * maximum - 3
     buckets = settings.integer("position_buckets", minimum=4, maximum=most)
     return {
-        **encoder_fields(activation),
+        **bert_layout.encoder_fields(activation),
         "vocabulary_size": settings.size("vocab_size", 128_100),
         "width": width,
         "feed_forward_width": settings.size("intermediate_size", 6144),
@@ -77,7 +70,7 @@ def read_deberta(settings: HuggingFaceSettings) -> dict[str, Any]:
 
 def deberta_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Recipe]:
     """Returns the recipes of all parameters; see `Family.recipes`."""
-    embeddings = EMBEDDINGS.copy()
+    embeddings = bert_layout.EMBEDDINGS.copy()
     del embeddings["position_embedder/embedding"]
     if not config.token_types:
         del embeddings["type_embedder/embedding"]
@@ -88,13 +81,13 @@ def deberta_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Re
             "norm": f"{NEW_HEAD}.LayerNorm",
             "logits": NEW_HEAD,
         }
-    recipes = bert_recipes(
+    recipes = bert_layout.bert_recipes(
         config,
         names,
         prefix=PREFIX,
         head=head,
         embeddings=embeddings,
-        modules=MODULES | PROJECTIONS,
+        modules=bert_layout.MODULES | PROJECTIONS,
     )
     word = recipes["token_embedder/embedding"].sources[0]
     encoder = f"{word.removesuffix(bert.TABLE)}encoder."
@@ -119,5 +112,5 @@ DEBERTA_V2 = Family(
         f"{NEW_HEAD}.dense",
     ),
     # The stored names tell which of the two heads there is.
-    inert=INERT | {"legacy", "pooler_dropout", "cls_dropout"},
+    inert=bert_layout.INERT | {"legacy", "pooler_dropout", "cls_dropout"},
 )

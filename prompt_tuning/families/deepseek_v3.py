@@ -6,13 +6,7 @@ from typing import Any
 
 from prompt_tuning.checkpoints.stored_tensors import FusedPart, Recipe
 from prompt_tuning.core.model_config import ModelConfig
-from prompt_tuning.families.expert_layout import (
-    BALANCING,
-    feed_forward_modules,
-    prefix_of,
-    read_routed_experts,
-    routed_experts,
-)
+from prompt_tuning.families import expert_layout
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
 from prompt_tuning.families.llama import LLAMA
 from prompt_tuning.families.llama_layout import NORMS, layout_recipes, read_layout
@@ -42,7 +36,7 @@ def read_deepseek_v3(settings: HuggingFaceSettings) -> dict[str, Any]:
     return (
         fields
         | read_rotary(settings, rotated)
-        | read_routed_experts(settings)
+        | expert_layout.read_routed_experts(settings)
         | {
             "rotary_width": rotated,
             "rotary_interleaved": settings.flag("rope_interleave", True),
@@ -76,9 +70,9 @@ def deepseek_v3_recipes(
         norms["self_attention/query_norm"] = "self_attn.q_a_layernorm"
     else:
         del modules["self_attention/query_down"]
-    modules |= feed_forward_modules(config)
+    modules |= expert_layout.feed_forward_modules(config)
     layout = layout_recipes(config, names, fused=fused, modules=modules, norms=norms)
-    return layout | routed_experts(config, prefix_of(names))
+    return layout | expert_layout.routed_experts(config, expert_layout.prefix_of(names))
 
 
 # Further layers that predict more tokens at once are not read.
@@ -87,6 +81,6 @@ DEEPSEEK_V3 = LLAMA.like(
     "DeepSeek V3, V3.1 and R1, Kimi K2",
     read_deepseek_v3,
     recipes=deepseek_v3_recipes,
-    more_inert=BALANCING
+    more_inert=expert_layout.BALANCING
     | {"num_nextn_predict_layers", "num_mtp_layers", "qk_head_dim"},
 )

@@ -2,14 +2,10 @@
 
 from typing import Any
 
+from prompt_tuning.families import mamba2_layout
 from prompt_tuning.families.bamba import BAMBA
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
 from prompt_tuning.families.llama_layout import read_rotated
-from prompt_tuning.families.mamba2_layout import (
-    read_expansion,
-    read_mamba2,
-    read_step_limit,
-)
 
 DEFAULTS = {"heads": 128, "groups": 1, "states": 256, "taps": 4}
 FACTORS = {
@@ -39,15 +35,15 @@ def read_falcon_h1(settings: HuggingFaceSettings) -> dict[str, Any]:
     inner = None  # a null stands for the expanded width
     if settings.values.get("mamba_d_ssm", 0) is not None:
         inner = settings.size("mamba_d_ssm", 1024)
-    width = read_expansion(settings, fields["width"], heads, inner)
+    width = mamba2_layout.read_expansion(settings, fields["width"], heads, inner)
     normalized = settings.flag("mamba_rms_norm", False)
     if normalized and settings.flag("mamba_norm_before_gate", True):
         settings.refuse("mamba_norm_before_gate", "False: other norms are unknown")
     layers = range(fields["layers"])
     return (
         fields
-        | read_mamba2(settings, layers, width, sizes=DEFAULTS)
-        | read_step_limit(settings)
+        | mamba2_layout.read_mamba2(settings, layers, width, sizes=DEFAULTS)
+        | mamba2_layout.read_step_limit(settings)
         | {
             "key_value_heads": settings.size("num_key_value_heads", 8),
             "recurrence_beside_attention": True,

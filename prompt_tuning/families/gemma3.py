@@ -5,24 +5,11 @@ For models that also read images, only the text model is read.
 
 from typing import Any
 
+from prompt_tuning.families import layer_settings, text_part
 from prompt_tuning.families.gemma import GEMMA, read_gemma_layout
 from prompt_tuning.families.gemma2 import SIZES
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
-from prompt_tuning.families.layer_settings import (
-    alternating,
-    read_soft_caps,
-    read_windows,
-)
 from prompt_tuning.families.rotary_settings import read_rotary, read_window_rotary
-from prompt_tuning.families.text_part import (
-    ALIASES,
-    IMAGE_TOKENS,
-    STORED_HEAD,
-    TABLES,
-    TEXT,
-    read_text_part,
-    text_part_recipes,
-)
 
 TEXT_DEFAULTS = {
     **SIZES,
@@ -40,43 +27,47 @@ def read_gemma3(settings: HuggingFaceSettings) -> dict[str, Any]:
     settings.require("attn_logit_softcapping", None, ignored)
     fields = read_gemma_layout(settings)
     layers = fields["layers"]
-    pattern = alternating(layers, settings.size("sliding_window_pattern", 6))
+    pattern = layer_settings.alternating(
+        layers, settings.size("sliding_window_pattern", 6)
+    )
     local_base = settings.positive("rope_local_base_freq", 10_000.0)
     return (
         fields
         | read_rotary(settings, fields["head_width"], base=1_000_000.0)
-        | read_windows(settings, layers, pattern)
+        | layer_settings.read_windows(settings, layers, pattern)
         | read_window_rotary(settings, local_base)
         | {
             "norm_placement": "around",
             "query_key_norm": "head",
             "attention_multiplier": settings.positive("query_pre_attn_scalar") ** -0.5,
         }
-        | read_soft_caps(settings)
+        | layer_settings.read_soft_caps(settings)
     )
 
 
 def read_gemma3_with_images(settings: HuggingFaceSettings) -> dict[str, Any]:
     """Returns fields of `ModelConfig` for the text model; see `Family.read_fields`."""
     readers = {"gemma3_text": read_gemma3}
-    return read_text_part(settings, readers, tied=True, defaults=TEXT_DEFAULTS)
+    return text_part.read_text_part(
+        settings, readers, tied=True, defaults=TEXT_DEFAULTS
+    )
 
 
 GEMMA3_TEXT = GEMMA.like(
-    "gemma3_text", "Gemma 3, text models", read_gemma3, prefix_aliases=ALIASES
+    "gemma3_text", "Gemma 3, text models", read_gemma3, prefix_aliases=text_part.ALIASES
 )
 GEMMA3 = GEMMA3_TEXT.like(
     "gemma3",
     "Gemma 3 with images (text model only)",
     read_gemma3_with_images,
-    recipes=text_part_recipes,
-    embedding_tables=TABLES,
-    head_name=STORED_HEAD,
-    token_parts=(TEXT,),
+    recipes=text_part.text_part_recipes,
+    embedding_tables=text_part.TABLES,
+    head_name=text_part.STORED_HEAD,
+    token_parts=(text_part.TEXT,),
     unread_parts=("vision_tower", "multi_modal_projector"),
     unread_modules=tuple(
         f"model.vision_tower.encoder.layers.{{}}.self_attn.{name}_proj"
         for name in ("q", "k", "v")
     ),
-    more_inert=IMAGE_TOKENS | {"vision_config", "mm_tokens_per_image"},
+    more_inert=text_part.IMAGE_TOKENS | {"vision_config", "mm_tokens_per_image"},
 )

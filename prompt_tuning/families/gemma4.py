@@ -16,19 +16,12 @@ from prompt_tuning.core.layer_kinds import (
     layer_kinds,
 )
 from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.families import llama_layout
 from prompt_tuning.families.expert_layout import fused_experts, prefix_of, read_experts
 from prompt_tuning.families.gemma import GEMMA
 from prompt_tuning.families.gemma3 import GEMMA3
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
 from prompt_tuning.families.layer_settings import alternating, read_windows
-from prompt_tuning.families.llama_layout import (
-    NORMS,
-    PROJECTIONS,
-    QUERY_KEY_NORMS,
-    layout_recipes,
-    read_biases,
-    read_layout,
-)
 from prompt_tuning.families.rotary_settings import (
     FULL,
     read_proportional,
@@ -80,7 +73,7 @@ def read_gemma4(settings: HuggingFaceSettings) -> dict[str, Any]:
     settings = settings.with_defaults(DEFAULTS)
     settings.choose("hidden_activation", ("gelu_pytorch_tanh",))
     settings.choose("use_bidirectional_attention", ("vision",))  # of images alone
-    fields = read_layout(settings, tied=True)
+    fields = llama_layout.read_layout(settings, tied=True)
     layers, width = fields["layers"], fields["head_width"]
     windows = read_windows(settings, layers, [*alternating(layers, 6)[:-1], FULL])
     if layers - 1 in windows.get("windowed_layers", ()):
@@ -96,7 +89,7 @@ def read_gemma4(settings: HuggingFaceSettings) -> dict[str, Any]:
         | read_window_rotary(settings, 10_000.0)
         | {
             "activation": "gelu_tanh",
-            "biases": read_biases(settings),
+            "biases": llama_layout.read_biases(settings),
             "head_width": wide,
             "windowed_head_width": width,
             "full_key_value_heads": groups,
@@ -187,9 +180,12 @@ def gemma4_recipes(
 
     `prefix` is the text model's, if not as in Llama, and `head` names an untied head.
     """
-    modules, norms = (_of_kinds(config, x) for x in (PROJECTIONS, QUERY_KEY_NORMS))
+    modules, norms = (
+        _of_kinds(config, x)
+        for x in (llama_layout.PROJECTIONS, llama_layout.QUERY_KEY_NORMS)
+    )
     prefix = prefix_of(names) if prefix is None else prefix
-    layer_norms, experts = NORMS["around"], {}
+    layer_norms, experts = llama_layout.NORMS["around"], {}
     layer = {"factor": ("layer_scalar", identity)}
     if config.experts:
         layer_norms = {x: y for x, y in layer_norms.items() if x != "mlp_norm"}
@@ -212,7 +208,7 @@ def gemma4_recipes(
             "decoder/layer_inputs/norm/scale": ("per_layer_projection_norm", identity),
         }
     return (
-        layout_recipes(
+        llama_layout.layout_recipes(
             config,
             names,
             modules=modules,
@@ -271,7 +267,7 @@ GEMMA4 = GEMMA4_TEXT.like(
     unread_modules=tuple(
         f"model.{tower}.layers.{{}}.{name}"
         for tower in ("vision_tower.encoder", "audio_tower")
-        for name in PROJECTIONS.values()
+        for name in llama_layout.PROJECTIONS.values()
     ),
     more_inert=GEMMA3.inert | SOUND,
 )

@@ -2,11 +2,7 @@
 
 from typing import Any
 
-from prompt_tuning.families.expert_layout import (
-    BALANCING,
-    read_routed_experts,
-    routed_expert_recipes,
-)
+from prompt_tuning.families import expert_layout
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
 from prompt_tuning.families.llama import LLAMA
 from prompt_tuning.families.llama_layout import read_rotated
@@ -17,7 +13,7 @@ def read_glm4_moe(settings: HuggingFaceSettings) -> dict[str, Any]:
     fields = read_rotated(settings, epsilon=1e-5, partial=0.5)
     return (
         fields
-        | read_routed_experts(settings)
+        | expert_layout.read_routed_experts(settings)
         | {
             "query_key_norm": "head" if settings.flag("use_qk_norm", False) else "none",
             "biases": "qkv" if settings.flag("attention_bias", False) else "none",
@@ -30,6 +26,6 @@ GLM4_MOE = LLAMA.like(
     "glm4_moe",
     "GLM-4.5 to 4.7, mixtures of experts",
     read_glm4_moe,
-    recipes=routed_expert_recipes,
-    more_inert=BALANCING | {"num_nextn_predict_layers", "num_mtp_layers"},
+    recipes=expert_layout.routed_expert_recipes,
+    more_inert=expert_layout.BALANCING | {"num_nextn_predict_layers", "num_mtp_layers"},
 )

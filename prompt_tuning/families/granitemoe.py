@@ -3,11 +3,7 @@
 import functools
 from typing import Any
 
-from prompt_tuning.families.expert_layout import (
-    BALANCING,
-    fused_expert_recipes,
-    read_experts,
-)
+from prompt_tuning.families import expert_layout
 from prompt_tuning.families.granite import GRANITE
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
 
@@ -22,13 +18,13 @@ FUSED = {
 def read_granitemoe(settings: HuggingFaceSettings) -> dict[str, Any]:
     """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     fields = GRANITE.read_fields(settings)
-    return fields | read_experts(settings, "num_local_experts")
+    return fields | expert_layout.read_experts(settings, "num_local_experts")
 
 
 GRANITEMOE = GRANITE.like(
     "granitemoe",
     "Granite 3, mixtures of experts",
     read_granitemoe,
-    recipes=functools.partial(fused_expert_recipes, **FUSED),
-    more_inert=BALANCING,
+    recipes=functools.partial(expert_layout.fused_expert_recipes, **FUSED),
+    more_inert=expert_layout.BALANCING,
 )

@@ -5,6 +5,7 @@ from typing import Any
 
 from prompt_tuning.checkpoints.stored_tensors import FusedPart, Recipe
 from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.families import mamba2_layout
 from prompt_tuning.families.expert_layout import (
     ATTENTION,
     fused_experts,
@@ -15,15 +16,6 @@ from prompt_tuning.families.granite import GRANITE
 from prompt_tuning.families.granitemoe import FUSED, GRANITEMOE
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
 from prompt_tuning.families.llama_layout import layout_recipes
-from prompt_tuning.families.mamba2_layout import (
-    LINEAR,
-    mamba2_parts,
-    mamba2_tensors,
-    read_expansion,
-    read_kinds,
-    read_mamba2,
-    read_step_limit,
-)
 
 DEFAULTS = {"heads": 128, "groups": 1, "states": 256, "taps": 4}
 
@@ -31,10 +23,10 @@ DEFAULTS = {"heads": 128, "groups": 1, "states": 256, "taps": 4}
 def read_granitemoehybrid(settings: HuggingFaceSettings) -> dict[str, Any]:
     """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     fields = GRANITE.read_fields(settings)
-    kinds = read_kinds(settings, fields["layers"])
-    linear = [i for i, kind in enumerate(kinds) if kind == LINEAR]
+    kinds = mamba2_layout.read_kinds(settings, fields["layers"])
+    linear = [i for i, kind in enumerate(kinds) if kind == mamba2_layout.LINEAR]
     heads = settings.size("mamba_n_heads", DEFAULTS["heads"])
-    width = read_expansion(settings, fields["width"], heads)
+    width = mamba2_layout.read_expansion(settings, fields["width"], heads)
     shared = settings.size("shared_intermediate_size", 1024)
     if settings.integer("num_local_experts", 8, minimum=0):
         experts = read_experts(settings, "num_local_experts")
@@ -48,8 +40,8 @@ def read_granitemoehybrid(settings: HuggingFaceSettings) -> dict[str, Any]:
         fields
         | experts
         | {"positions": "rotary" if rotary else "none"}
-        | read_mamba2(settings, linear, width, sizes=DEFAULTS)
-        | read_step_limit(settings)
+        | mamba2_layout.read_mamba2(settings, linear, width, sizes=DEFAULTS)
+        | mamba2_layout.read_step_limit(settings)
     )
 
 
@@ -71,8 +63,8 @@ def granitemoehybrid_recipes(
         config,
         names,
         modules=ATTENTION | {f"{part}/down": "shared_mlp.output_linear"} | output,
-        fused=parts | mamba2_parts(config),
-        others=mamba2_tensors(config),
+        fused=parts | mamba2_layout.mamba2_parts(config),
+        others=mamba2_layout.mamba2_tensors(config),
     )
 
 

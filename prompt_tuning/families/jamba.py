@@ -5,14 +5,8 @@ from typing import Any
 
 from prompt_tuning.checkpoints.stored_tensors import Recipe
 from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.families import expert_layout
 from prompt_tuning.families.bamba import NORMS
-from prompt_tuning.families.expert_layout import (
-    ATTENTION,
-    BALANCING,
-    prefix_of,
-    read_experts,
-    separate_experts,
-)
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
 from prompt_tuning.families.llama import LLAMA
 from prompt_tuning.families.llama_layout import layout_recipes, read_layout
@@ -37,7 +31,7 @@ def read_jamba(settings: HuggingFaceSettings) -> dict[str, Any]:
     inner = settings.size("mamba_expand", 2) * width
     experts, dense = {}, ()
     if settings.size("num_experts") > 1 and sparse:
-        experts = read_experts(settings)
+        experts = expert_layout.read_experts(settings)
         dense = tuple(i for i in layers if i not in sparse)
     return (
         fields
@@ -66,10 +60,10 @@ def _read_period(
 
 def jamba_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Recipe]:
     """Returns the recipes of all parameters; see `Family.recipes`."""
-    part, prefix, experts = "mlp", prefix_of(names), {}
+    part, prefix, experts = "mlp", expert_layout.prefix_of(names), {}
     if config.experts:
         part = "dense_mlp"
-        experts = separate_experts(
+        experts = expert_layout.separate_experts(
             config, prefix, block="feed_forward", router="router"
         )
     some = config.dense_layers or not config.experts
@@ -79,7 +73,7 @@ def jamba_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Reci
     return experts | layout_recipes(
         config,
         names,
-        modules=ATTENTION | feed_forward,
+        modules=expert_layout.ATTENTION | feed_forward,
         norms=NORMS,
         final_norm="final_layernorm",
         others=mamba_tensors(config, "mamba"),
@@ -91,7 +85,7 @@ JAMBA = LLAMA.like(
     "Jamba",
     read_jamba,
     recipes=jamba_recipes,
-    more_inert=BALANCING
+    more_inert=expert_layout.BALANCING
     | {
         "use_mamba_kernels",
         "use_mambapy",

@@ -6,15 +6,10 @@ from typing import Any
 from prompt_tuning.checkpoints.stored_tensors import Recipe
 from prompt_tuning.checkpoints.tap_tensors import taps_first
 from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.families import llama_layout
 from prompt_tuning.families.expert_layout import ATTENTION
 from prompt_tuning.families.family import Family
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
-from prompt_tuning.families.llama_layout import (
-    PREFIX,
-    TABLES,
-    layout_recipes,
-    read_rotated,
-)
 from prompt_tuning.families.rotary_settings import FULL
 
 CONVOLUTION = "conv"
@@ -39,7 +34,7 @@ def read_lfm2(settings: HuggingFaceSettings) -> dict[str, Any]:
 
 def read_lfm2_layers(settings: HuggingFaceSettings) -> dict[str, Any]:
     """Reads everything except the feed-forward layers."""
-    fields = read_rotated(settings, tied=True, base=1_000_000.0)
+    fields = llama_layout.read_rotated(settings, tied=True, base=1_000_000.0)
     tied = settings.flag("tie_embedding", fields["tied_head"])
     reason = "biases of convolutions are not implemented"
     settings.require("conv_bias", False, reason)
@@ -100,7 +95,7 @@ def lfm2_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Recip
         for path, module in MODULES.items()
         if config.recurrent_layers or not path.startswith("short_convolution/")
     }
-    return layout_recipes(
+    return llama_layout.layout_recipes(
         config,
         names,
         modules=modules | ({} if absent else feed_forward),
@@ -118,7 +113,7 @@ LFM2 = Family(
     title="LFM2 and LFM2.5, dense",
     read_fields=read_lfm2,
     recipes=lfm2_recipes,
-    embedding_tables=TABLES,
-    base_prefix=PREFIX,
+    embedding_tables=llama_layout.TABLES,
+    base_prefix=llama_layout.PREFIX,
     inert=frozenset({"initializer_range", "use_cache"}),
 )

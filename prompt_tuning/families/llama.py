@@ -4,22 +4,15 @@ from typing import Any
 
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.rotary_scaling import RotaryScaling
+from prompt_tuning.families import llama_layout
 from prompt_tuning.families.family import Family, token_settings
 from prompt_tuning.families.hf_settings import HuggingFaceSettings, activation_setting
-from prompt_tuning.families.llama_layout import (
-    INERT,
-    PREFIX,
-    TABLES,
-    layout_recipes,
-    read_biases,
-    read_rotated,
-)
 
 
 def read_llama(settings: HuggingFaceSettings) -> dict[str, Any]:
     """Returns fields of `ModelConfig`; see `Family.read_fields`."""
-    fields = read_rotated(settings)
-    return fields | {"biases": read_biases(settings)}
+    fields = llama_layout.read_rotated(settings)
+    return fields | {"biases": llama_layout.read_biases(settings)}
 
 
 def llama_settings(config: ModelConfig) -> dict[str, Any]:
@@ -63,9 +56,9 @@ LLAMA = Family(
     model_type="llama",
     title="Llama 1 to 3.3",
     read_fields=read_llama,
-    recipes=layout_recipes,
+    recipes=llama_layout.layout_recipes,
     write_settings=llama_settings,
-    embedding_tables=TABLES,
-    base_prefix=PREFIX,
-    inert=INERT,
+    embedding_tables=llama_layout.TABLES,
+    base_prefix=llama_layout.PREFIX,
+    inert=llama_layout.INERT,
 )

@@ -17,6 +17,7 @@ from prompt_tuning.checkpoints.stored_tensors import (
     identity,
 )
 from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.families import llama_layout
 from prompt_tuning.families.expert_layout import (
     ATTENTION,
     prefix_of,
@@ -24,12 +25,6 @@ from prompt_tuning.families.expert_layout import (
     separate_experts,
 )
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
-from prompt_tuning.families.llama_layout import (
-    AFTER,
-    BEFORE,
-    layout_recipes,
-    read_layout,
-)
 from prompt_tuning.families.mamba2_layout import LINEAR, read_kinds
 from prompt_tuning.families.mixtral import MIXTRAL
 from prompt_tuning.families.rotary_settings import FULL, read_rotary, read_rotary_dim
@@ -43,7 +38,7 @@ def read_minimax(settings: HuggingFaceSettings) -> dict[str, Any]:
     """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     settings.require("hidden_act", "silu", "lightning attention has SiLU")
     settings.require("sliding_window", None, "windows are not implemented")
-    fields = read_layout(settings, epsilon=1e-5)
+    fields = llama_layout.read_layout(settings, epsilon=1e-5)
     heads, width, layers = fields["heads"], fields["head_width"], fields["layers"]
     usual = [LINEAR if i % 2 else FULL for i in range(layers)]
     kinds = read_kinds(settings.with_defaults({"layer_types": usual}), layers)
@@ -104,17 +99,17 @@ def minimax_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Re
             "norm_scale": ("self_attn.norm.weight", identity),
         }
         rest = {f"lightning/{ours}": x for ours, x in tensors.items()}
-    recipes = layout_recipes(
+    recipes = llama_layout.layout_recipes(
         config,
         names,
         modules=ATTENTION | {f"lightning/{ours}": x for ours, x in output.items()},
-        norms={"self_attention_out_norm": AFTER},
+        norms={"self_attention_out_norm": llama_layout.AFTER},
         fused=fused,
         others=rest,
     )
     final = recipes.pop("decoder/final_norm/scale")
     first, *norms = (
-        f"{prefix}layers.{i}.{BEFORE}.weight" for i in range(config.layers)
+        f"{prefix}layers.{i}.{llama_layout.BEFORE}.weight" for i in range(config.layers)
     )
     recipes["embedding_norm/scale"] = Recipe((first,))
     recipes[f"{STACK}/mlp_out_norm/scale"] = Recipe((*norms, *final.sources), True)

@@ -2,37 +2,29 @@
 
 from typing import Any
 
+from prompt_tuning.families import text_part
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
 from prompt_tuning.families.ministral3 import read_ministral3
 from prompt_tuning.families.mistral import MISTRAL, read_mistral
-from prompt_tuning.families.text_part import (
-    ALIASES,
-    IMAGE_TOKENS,
-    STORED_HEAD,
-    TABLES,
-    TEXT,
-    read_text_part,
-    text_part_recipes,
-)
 
 READERS = {"mistral": read_mistral, "ministral3": read_ministral3}
 
 
 def read_mistral3(settings: HuggingFaceSettings) -> dict[str, Any]:
     """Returns fields of `ModelConfig` for the text model; see `Family.read_fields`."""
-    return read_text_part(settings, READERS, tied=True)
+    return text_part.read_text_part(settings, READERS, tied=True)
 
 
 MISTRAL3 = MISTRAL.like(
     "mistral3",
     "Mistral Small 3.1 and Ministral 3 with images (text model only)",
     read_mistral3,
-    recipes=text_part_recipes,
-    embedding_tables=TABLES,
-    head_name=STORED_HEAD,
+    recipes=text_part.text_part_recipes,
+    embedding_tables=text_part.TABLES,
+    head_name=text_part.STORED_HEAD,
     omits_tied_setting=True,
-    prefix_aliases=ALIASES,
-    token_parts=(TEXT,),
+    prefix_aliases=text_part.ALIASES,
+    token_parts=(text_part.TEXT,),
     unread_parts=("vision_tower", "multi_modal_projector"),
     unread_modules=tuple(
         f"model.vision_tower.transformer.layers.{{}}.{name}_proj"
@@ -41,7 +33,7 @@ MISTRAL3 = MISTRAL.like(
             *("feed_forward.gate", "feed_forward.up", "feed_forward.down"),
         )
     ),
-    more_inert=IMAGE_TOKENS
+    more_inert=text_part.IMAGE_TOKENS
     | {
         *("vision_config", "vision_feature_layer", "spatial_merge_size"),
         *("projector_hidden_act", "multimodal_projector_bias"),

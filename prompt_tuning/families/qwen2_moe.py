@@ -6,14 +6,7 @@ from typing import Any
 from prompt_tuning.checkpoints.stored_tensors import Recipe, layered, transpose
 from prompt_tuning.core.layer_kinds import layers_with
 from prompt_tuning.core.model_config import ModelConfig
-from prompt_tuning.families.expert_layout import (
-    BALANCING,
-    PATH,
-    expert_recipes,
-    prefix_of,
-    read_dense_layers,
-    read_experts,
-)
+from prompt_tuning.families import expert_layout
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
 from prompt_tuning.families.layer_settings import read_windows
 from prompt_tuning.families.llama import LLAMA
@@ -35,8 +28,8 @@ def read_qwen2_moe(settings: HuggingFaceSettings) -> dict[str, Any]:
     return (
         fields
         | read_windows(settings, layers, kinds)
-        | read_experts(settings)
-        | read_dense_layers(settings)
+        | expert_layout.read_experts(settings)
+        | expert_layout.read_dense_layers(settings)
         | {
             "feed_forward_width": settings.size("moe_intermediate_size"),
             "shared_expert_width": settings.size("shared_expert_intermediate_size"),
@@ -48,14 +41,16 @@ def read_qwen2_moe(settings: HuggingFaceSettings) -> dict[str, Any]:
 
 def qwen2_moe_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Recipe]:
     """Returns the recipes of all parameters; see `Family.recipes`."""
-    return expert_recipes(config, names) | shared_experts(config, prefix_of(names))
+    return expert_layout.expert_recipes(config, names) | shared_experts(
+        config, expert_layout.prefix_of(names)
+    )
 
 
 def shared_experts(config: ModelConfig, prefix: str) -> dict[str, Recipe]:
     """Returns the recipes of experts that process every token, and of their scores."""
     layers = layers_with(config, "mlp")
     return {
-        f"{PATH}/{ours}/kernel": layered(
+        f"{expert_layout.PATH}/{ours}/kernel": layered(
             f"{prefix}layers.{{}}.mlp.{name}.weight", layers, transpose
         )
         for ours, name in SHARED.items()
@@ -67,5 +62,5 @@ QWEN2_MOE = LLAMA.like(
     "Qwen 1.5 and 2, mixtures of experts",
     read_qwen2_moe,
     recipes=qwen2_moe_recipes,
-    more_inert=BALANCING,
+    more_inert=expert_layout.BALANCING,
 )

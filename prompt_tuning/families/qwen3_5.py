@@ -5,16 +5,10 @@ from typing import Any
 
 from prompt_tuning.checkpoints.stored_tensors import FusedPart, Recipe, identity
 from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.families import llama_layout
 from prompt_tuning.families.expert_layout import ATTENTION, feed_forward_modules
 from prompt_tuning.families.family import Family, LayerNames
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
-from prompt_tuning.families.llama_layout import (
-    INERT,
-    PREFIX,
-    TABLES,
-    layout_recipes,
-    read_rotated,
-)
 from prompt_tuning.families.memory_layout import memory_shares, tap_names
 from prompt_tuning.families.rotary_settings import FULL
 
@@ -40,7 +34,7 @@ def read_qwen3_5(
 
     `feed_forward` names the setting for the width of feed-forward layers.
     """
-    fields = read_rotated(
+    fields = llama_layout.read_rotated(
         settings, head_width=256, feed_forward=feed_forward, partial=0.25
     )
     settings.require("attention_bias", False, "biases are not implemented")
@@ -101,7 +95,7 @@ def qwen3_5_recipes(
     some = bool(config.recurrent_layers)
     delta = OUTPUT if fused else DELTA
     fused = fused or delta_parts(config, "linear_attn.in_proj_qkv")
-    return layout_recipes(
+    return llama_layout.layout_recipes(
         config,
         names,
         prefix=prefix,
@@ -137,7 +131,7 @@ QWEN3_5_TEXT = Family(
     title="Qwen 3.5, dense text models",
     read_fields=read_qwen3_5,
     recipes=qwen3_5_recipes,
-    embedding_tables=TABLES,
-    base_prefix=PREFIX,
-    inert=INERT - {"pretraining_tp"},
+    embedding_tables=llama_layout.TABLES,
+    base_prefix=llama_layout.PREFIX,
+    inert=llama_layout.INERT - {"pretraining_tp"},
 )

@@ -8,19 +8,12 @@ from collections.abc import Collection
 
 from prompt_tuning.checkpoints.stored_tensors import Recipe
 from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.families import text_part
 from prompt_tuning.families.qwen3_5 import QWEN3_5_TEXT, qwen3_5_recipes, read_qwen3_5
 from prompt_tuning.families.qwen3_5_moe import (
     QWEN3_5_MOE_TEXT,
     qwen3_5_moe_recipes,
     read_qwen3_5_moe,
-)
-from prompt_tuning.families.text_part import (
-    ALIASES,
-    IMAGE_TOKENS,
-    TABLES,
-    TEXT,
-    part_names,
-    read_text_part,
 )
 
 READERS = {QWEN3_5_TEXT.model_type: read_qwen3_5}
@@ -31,7 +24,7 @@ def qwen3_5_images_recipes(
     config: ModelConfig, names: Collection[str]
 ) -> dict[str, Recipe]:
     """Returns the recipes of all parameters; see `Family.recipes`."""
-    prefix, head = part_names(names)
+    prefix, head = text_part.part_names(names)
     recipes = qwen3_5_moe_recipes if config.experts else qwen3_5_recipes
     return recipes(config, names, prefix=prefix, head=head)
 
@@ -39,17 +32,17 @@ def qwen3_5_images_recipes(
 QWEN3_5 = QWEN3_5_TEXT.like(
     "qwen3_5",
     "Qwen 3.5 (dense) with images (text model only)",
-    functools.partial(read_text_part, readers=READERS, tied=False),
+    functools.partial(text_part.read_text_part, readers=READERS, tied=False),
     recipes=qwen3_5_images_recipes,
-    embedding_tables=TABLES,
-    prefix_aliases=ALIASES,
-    token_parts=(TEXT,),
+    embedding_tables=text_part.TABLES,
+    prefix_aliases=text_part.ALIASES,
+    token_parts=(text_part.TEXT,),
     unread_parts=("visual",),
-    more_inert=IMAGE_TOKENS | {"vision_config"},
+    more_inert=text_part.IMAGE_TOKENS | {"vision_config"},
 )
 QWEN3_5_MOE = QWEN3_5.like(
     "qwen3_5_moe",
     "Qwen 3.5 (experts) with images (text model only)",
-    functools.partial(read_text_part, readers=MOE_READERS, tied=False),
+    functools.partial(text_part.read_text_part, readers=MOE_READERS, tied=False),
     more_inert=QWEN3_5_MOE_TEXT.inert,
 )

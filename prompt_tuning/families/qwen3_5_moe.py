@@ -5,13 +5,7 @@ from typing import Any
 
 from prompt_tuning.checkpoints.stored_tensors import Recipe
 from prompt_tuning.core.model_config import ModelConfig
-from prompt_tuning.families.expert_layout import (
-    BALANCING,
-    fused_experts,
-    prefix_of,
-    read_experts,
-    separate_experts,
-)
+from prompt_tuning.families import expert_layout
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
 from prompt_tuning.families.qwen2_moe import shared_experts
 from prompt_tuning.families.qwen3_5 import QWEN3_5_TEXT, qwen3_5_recipes, read_qwen3_5
@@ -22,7 +16,9 @@ INWARD, OUTWARD = "mlp.experts.gate_up_proj", "mlp.experts.down_proj"
 
 def read_qwen3_5_moe(settings: HuggingFaceSettings) -> dict[str, Any]:
     """Returns fields of `ModelConfig`; see `Family.read_fields`."""
-    fields = read_qwen3_5(settings, "moe_intermediate_size") | read_experts(settings)
+    fields = read_qwen3_5(
+        settings, "moe_intermediate_size"
+    ) | expert_layout.read_experts(settings)
     shared = settings.size("shared_expert_intermediate_size")
     return fields | {"shared_expert_width": shared}
 
@@ -38,11 +34,11 @@ def qwen3_5_moe_recipes(
 
     Published folders store experts together, folders from transformers separately.
     """
-    start = prefix_of(names) if prefix is None else prefix
+    start = expert_layout.prefix_of(names) if prefix is None else prefix
     experts = (
-        fused_experts(config, start, ROUTER, INWARD, OUTWARD)
+        expert_layout.fused_experts(config, start, ROUTER, INWARD, OUTWARD)
         if f"{start}layers.0.{INWARD}" in names
-        else separate_experts(config, start)
+        else expert_layout.separate_experts(config, start)
     )
     recipes = qwen3_5_recipes(config, names, prefix=prefix, head=head)
     return recipes | experts | shared_experts(config, start)
@@ -53,5 +49,5 @@ QWEN3_5_MOE_TEXT = QWEN3_5_TEXT.like(
     "Qwen 3.5, text models with experts",
     read_qwen3_5_moe,
     recipes=qwen3_5_moe_recipes,
-    more_inert=BALANCING,
+    more_inert=expert_layout.BALANCING,
 )

@@ -2,12 +2,7 @@
 
 from typing import Any
 
-from prompt_tuning.families.expert_layout import (
-    BALANCING,
-    expert_recipes,
-    read_dense_layers,
-    read_experts,
-)
+from prompt_tuning.families import expert_layout
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
 from prompt_tuning.families.layer_settings import read_windows
 from prompt_tuning.families.llama import LLAMA
@@ -24,8 +19,8 @@ def read_qwen3_moe(settings: HuggingFaceSettings) -> dict[str, Any]:
     return (
         fields
         | read_windows(settings, fields["layers"], [kind] * fields["layers"])
-        | read_experts(settings, count)
-        | read_dense_layers(settings)
+        | expert_layout.read_experts(settings, count)
+        | expert_layout.read_dense_layers(settings)
         | {
             "feed_forward_width": settings.size("moe_intermediate_size"),
             "query_key_norm": "head",
@@ -39,6 +34,6 @@ QWEN3_MOE = LLAMA.like(
     "qwen3_moe",
     "Qwen 3, mixtures of experts",
     read_qwen3_moe,
-    recipes=expert_recipes,
-    more_inert=BALANCING,
+    recipes=expert_layout.expert_recipes,
+    more_inert=expert_layout.BALANCING,
 )

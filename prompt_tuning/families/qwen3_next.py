@@ -5,11 +5,7 @@ from typing import Any
 
 from prompt_tuning.checkpoints.stored_tensors import FusedPart, Recipe
 from prompt_tuning.core.model_config import ModelConfig
-from prompt_tuning.families.expert_layout import (
-    prefix_of,
-    read_dense_layers,
-    separate_experts,
-)
+from prompt_tuning.families import expert_layout
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
 from prompt_tuning.families.qwen2_moe import shared_experts
 from prompt_tuning.families.qwen3_5 import qwen3_5_recipes
@@ -21,7 +17,7 @@ def read_qwen3_next(settings: HuggingFaceSettings) -> dict[str, Any]:
     normalized = settings.flag("norm_topk_prob", True)
     return (
         read_qwen3_5_moe(settings)
-        | read_dense_layers(settings)
+        | expert_layout.read_dense_layers(settings)
         | {"normalize_experts": normalized}
     )
 
@@ -46,10 +42,10 @@ def qwen3_next_recipes(
         )
         for i, name in enumerate(parts)
     }
-    prefix = prefix_of(names)
+    prefix = expert_layout.prefix_of(names)
     return (
         qwen3_5_recipes(config, names, fused=fused)
-        | separate_experts(config, prefix)
+        | expert_layout.separate_experts(config, prefix)
         | shared_experts(config, prefix)
     )
 

@@ -6,17 +6,10 @@ three are the same, so positions are the usual ones.
 
 from typing import Any
 
+from prompt_tuning.families import text_part
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
 from prompt_tuning.families.llama_layout import read_biases, read_rotated
 from prompt_tuning.families.qwen3 import QWEN3
-from prompt_tuning.families.text_part import (
-    ALIASES,
-    IMAGE_TOKENS,
-    TABLES,
-    TEXT,
-    read_text_part,
-    text_part_recipes,
-)
 
 
 def read_qwen3_vl_text(settings: HuggingFaceSettings) -> dict[str, Any]:
@@ -28,17 +21,17 @@ def read_qwen3_vl_text(settings: HuggingFaceSettings) -> dict[str, Any]:
 def read_qwen3_vl(settings: HuggingFaceSettings) -> dict[str, Any]:
     """Returns fields of `ModelConfig` for the text model; see `Family.read_fields`."""
     readers = {"qwen3_vl_text": read_qwen3_vl_text}
-    return read_text_part(settings, readers, tied=False)
+    return text_part.read_text_part(settings, readers, tied=False)
 
 
 QWEN3_VL = QWEN3.like(
     "qwen3_vl",
     "Qwen 3 VL (dense; text model only)",
     read_qwen3_vl,
-    recipes=text_part_recipes,
-    embedding_tables=TABLES,
-    prefix_aliases=ALIASES,
-    token_parts=(TEXT,),
+    recipes=text_part.text_part_recipes,
+    embedding_tables=text_part.TABLES,
+    prefix_aliases=text_part.ALIASES,
+    token_parts=(text_part.TEXT,),
     unread_parts=("visual",),
-    more_inert=IMAGE_TOKENS | {"vision_config"},
+    more_inert=text_part.IMAGE_TOKENS | {"vision_config"},
 )

@@ -6,14 +6,7 @@ from typing import Any
 
 from prompt_tuning.checkpoints.stored_tensors import Recipe
 from prompt_tuning.core.model_config import ModelConfig
-from prompt_tuning.families.expert_layout import (
-    ATTENTION,
-    BALANCING,
-    feed_forward_modules,
-    read_dense_layers,
-    read_experts,
-    turned_experts,
-)
+from prompt_tuning.families import expert_layout
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
 from prompt_tuning.families.llama_layout import layout_recipes, read_rotated
 from prompt_tuning.families.qwen3_vl import QWEN3_VL
@@ -27,8 +20,8 @@ def read_qwen3_vl_moe_text(settings: HuggingFaceSettings) -> dict[str, Any]:
     biased = settings.flag("attention_bias", False)
     return (
         fields
-        | read_experts(settings, count)
-        | read_dense_layers(settings)
+        | expert_layout.read_experts(settings, count)
+        | expert_layout.read_dense_layers(settings)
         | {
             "feed_forward_width": settings.size("moe_intermediate_size"),
             "query_key_norm": "head",
@@ -42,9 +35,11 @@ def qwen3_vl_moe_recipes(
 ) -> dict[str, Recipe]:
     """Returns the recipes of all parameters; see `Family.recipes`."""
     prefix, head = part_names(names)
-    modules = ATTENTION | feed_forward_modules(config)
+    modules = expert_layout.ATTENTION | expert_layout.feed_forward_modules(config)
     layout = layout_recipes(config, names, prefix=prefix, head=head, modules=modules)
-    return layout | turned_experts(config, prefix, "mlp.gate", "mlp.experts")
+    return layout | expert_layout.turned_experts(
+        config, prefix, "mlp.gate", "mlp.experts"
+    )
 
 
 READERS = {"qwen3_vl_moe_text": read_qwen3_vl_moe_text}
@@ -53,5 +48,5 @@ QWEN3_VL_MOE = QWEN3_VL.like(
     "Qwen 3 VL (experts; text model only)",
     functools.partial(read_text_part, readers=READERS, tied=False),
     recipes=qwen3_vl_moe_recipes,
-    more_inert=BALANCING | {"sliding_window"},
+    more_inert=expert_layout.BALANCING | {"sliding_window"},
 )

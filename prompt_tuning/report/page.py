@@ -12,21 +12,7 @@ import numpy as np
 from markupsafe import Markup
 
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.report.charts import (
-    CELLS,
-    HEIGHT,
-    LEFT,
-    PARALLEL,
-    RIGHT,
-    SHARES,
-    SQUARE,
-    WIDTH,
-    draw_calibration,
-    draw_matrix,
-    draw_panel,
-    draw_parallel,
-    draw_shares,
-)
+from prompt_tuning.report import charts
 from prompt_tuning.report.comparability import differences_of_data
 from prompt_tuning.report.curves import Panel, panels_of
 from prompt_tuning.report.run_view import ReportedRun, RunView
@@ -68,15 +54,15 @@ def render_page(runs: Sequence[ReportedRun]) -> str:
         panels=[_panel(panel, runs, marks) for panel in panels],
         tokens=[view.tokens for view in views],
         varied=_compare_settings(views),
-        draw_calibration=draw_calibration,
-        draw_parallel=draw_parallel,
-        parallel=PARALLEL,
-        square=SQUARE,
-        draw_matrix=draw_matrix,
-        draw_shares=draw_shares,
-        shares_size=SHARES,
-        size=(WIDTH, HEIGHT, LEFT, RIGHT),
-        cells=CELLS,
+        draw_calibration=charts.draw_calibration,
+        draw_parallel=charts.draw_parallel,
+        parallel=charts.PARALLEL,
+        square=charts.SQUARE,
+        draw_matrix=charts.draw_matrix,
+        draw_shares=charts.draw_shares,
+        shares_size=charts.SHARES,
+        size=(charts.WIDTH, charts.HEIGHT, charts.LEFT, charts.RIGHT),
+        cells=charts.CELLS,
         style=Markup((FOLDER / "page.css").read_text("utf-8")),
         script=Markup(script),
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
@@ -115,7 +101,7 @@ def _panel(
     return {
         "metric": panel.metric,
         "logarithmic": panel.logarithmic,
-        "picture": draw_panel(panel, marks),
+        "picture": charts.draw_panel(panel, marks),
         "data": {
             "last": max(s.steps[-1] for s in panel.series),
             "series": [

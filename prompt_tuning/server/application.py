@@ -17,7 +17,7 @@ from starlette.types import ASGIApp
 
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.decoding.decoding_engine import DecodingEngine
-from prompt_tuning.server import openai_requests, prometheus
+from prompt_tuning.server import openai_requests, prometheus, server_limits
 from prompt_tuning.server.embedding_routes import EmbeddingRoutes
 from prompt_tuning.server.engine_thread import EngineThread
 from prompt_tuning.server.event_stream import BodyReader, error_of, json_response
@@ -26,11 +26,6 @@ from prompt_tuning.server.request_fields import UnknownFields, check_known
 from prompt_tuning.server.request_guard import RequestGuard
 from prompt_tuning.server.running_requests import RunningRequests, client_of
 from prompt_tuning.server.served_models import ServedModels
-from prompt_tuning.server.server_limits import (
-    STOP_SECONDS,
-    RequestError,
-    ServerSettings,
-)
 from prompt_tuning.server.tokenizer_routes import TokenizerRoutes
 
 PAGE = Path(__file__).with_name("page.html")
@@ -49,7 +44,7 @@ class ServerApplication:
         self,
         models: ServedModels,
         engine: DecodingEngine,
-        settings: ServerSettings,
+        settings: server_limits.ServerSettings,
         on_failure: Callable[[], Any] = lambda: None,
     ):
         self.models, self.engine = models, engine
@@ -100,7 +95,7 @@ class ServerApplication:
         ]
         handlers = {
             InputError: _answer_error,
-            RequestError: _answer_error,
+            server_limits.RequestError: _answer_error,
             HTTPException: _answer_http,
             ClientDisconnect: _answer_gone,
             Exception: _answer_error,
@@ -124,7 +119,7 @@ class ServerApplication:
     def stop(self) -> None:
         """Refuses new requests, and ends running ones some seconds later."""
         self._running.refuse()
-        asyncio.get_running_loop().call_later(STOP_SECONDS, self._end)
+        asyncio.get_running_loop().call_later(server_limits.STOP_SECONDS, self._end)
 
     def _end(self) -> None:
         self.thread.end()
@@ -229,7 +224,9 @@ async def _answer_error(request: HttpRequest, problem: Exception) -> Response:
 async def _answer_http(request: HttpRequest, problem: Exception) -> Response:
     assert isinstance(problem, HTTPException)
     message = f"{request.method} {shown(request.url.path)}: {problem.detail}"
-    return await _answer_error(request, RequestError(message, problem.status_code))
+    return await _answer_error(
+        request, server_limits.RequestError(message, problem.status_code)
+    )
 
 
 async def _answer_gone(request: HttpRequest, problem: Exception) -> Response:

@@ -16,7 +16,7 @@ from prompt_tuning.decoding.beam_search import BeamSearch
 from prompt_tuning.decoding.decoding_engine import DecodingEngine
 from prompt_tuning.decoding.request import Request, RequestHandle, separate_equal
 from prompt_tuning.decoding.token_masks import RowMask
-from prompt_tuning.server import openai_requests
+from prompt_tuning.server import openai_requests, server_limits
 from prompt_tuning.server.beam_searches import BeamSearches
 from prompt_tuning.server.engine_thread import EngineThread
 from prompt_tuning.server.event_stream import (
@@ -37,12 +37,6 @@ from prompt_tuning.server.openai_requests import CommonBody, CompletionBody
 from prompt_tuning.server.request_fields import UnknownFields
 from prompt_tuning.server.running_requests import client_of
 from prompt_tuning.server.served_models import ServedModels
-from prompt_tuning.server.server_limits import (
-    CONSTRAINED_BODY,
-    CONSTRAINT_WORKERS,
-    WAITING_CONSTRAINTS,
-    ServerSettings,
-)
 from prompt_tuning.server.structured_outputs import has_constraint
 
 Body = TypeVar("Body", bound=CommonBody)
@@ -62,7 +56,7 @@ class GenerationRoutes:
         self,
         models: ServedModels,
         engine: DecodingEngine,
-        settings: ServerSettings,
+        settings: server_limits.ServerSettings,
         thread: Callable[[], EngineThread],
         bodies: BodyReader,
         unknown: UnknownFields,
@@ -71,7 +65,9 @@ class GenerationRoutes:
         self._thread, self._bodies, self._unknown = thread, bodies, unknown
         self._beams = BeamSearches(settings.queue_length)
         self.constraints = FairWorkers(
-            "compiling constraints", CONSTRAINT_WORKERS, WAITING_CONSTRAINTS
+            "compiling constraints",
+            server_limits.CONSTRAINT_WORKERS,
+            server_limits.WAITING_CONSTRAINTS,
         )
 
     @property
@@ -157,10 +153,10 @@ class GenerationRoutes:
         body = openai_requests.read_body(content)
         if not has_constraint(body):
             return read(body)
-        if len(content) > CONSTRAINED_BODY:
+        if len(content) > server_limits.CONSTRAINED_BODY:
             raise InputError(
                 f"the body has a constraint and {len(content):,} bytes, expected at "
-                f"most {CONSTRAINED_BODY:,}"
+                f"most {server_limits.CONSTRAINED_BODY:,}"
             )
         return await self.constraints.run(client, functools.partial(read, body))
 

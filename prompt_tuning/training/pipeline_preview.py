@@ -15,12 +15,7 @@ from prompt_tuning.data.examples.example_table import Examples
 from prompt_tuning.pipeline.operation_counts import MicroBatchShape
 from prompt_tuning.pipeline.pipeline_plan import PipelinePlan
 from prompt_tuning.sharding.array_placement import Placement
-from prompt_tuning.training.pipeline_setup import (
-    largest_batch,
-    microbatch_shape,
-    plan_stages,
-    stage_placement,
-)
+from prompt_tuning.training import pipeline_setup
 from prompt_tuning.training.pipelined_step import pipelined_gradients
 from prompt_tuning.training.run_plan import RunPlan, plan_run
 
@@ -49,9 +44,9 @@ class PipelinePreview:
         run_plan = plan_run(run)
         examples = run_plan.examples()
         batch_plan = run_plan.batch_plan(examples)
-        shape = microbatch_shape(run, run_plan.model, batch_plan)
-        plan = plan_stages(run, run_plan.model, run_plan.labels, shape)
-        index, _ = largest_batch(batch_plan)
+        shape = pipeline_setup.microbatch_shape(run, run_plan.model, batch_plan)
+        plan = pipeline_setup.plan_stages(run, run_plan.model, run_plan.labels, shape)
+        index, _ = pipeline_setup.largest_batch(batch_plan)
         pad_id = run_plan.model.config.pad_id
         (batch,) = stream_batches(
             examples, batch_plan, index, index + 1, pad_id=pad_id, prefetch=0
@@ -87,7 +82,7 @@ class PipelinePreview:
         A tied embedding table is in both the first and the last stage.
         """
         model = self.run_plan.model
-        placement = stage_placement(self.run_plan.run, model)
+        placement = pipeline_setup.stage_placement(self.run_plan.run, model)
         blocks: dict[str, float] = {"encoder": 0.0, "decoder": 0.0}
         first = last = 0
         for path, leaf in model.plan.abstract.items():

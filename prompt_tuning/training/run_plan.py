@@ -45,6 +45,7 @@ from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrain
 from prompt_tuning.rollouts.prompt_table import load_prompts
 from prompt_tuning.settings.trained_tokens import TrainedTokens
 from prompt_tuning.sharding.mesh import build_mesh
+from prompt_tuning.training import pipeline_setup
 from prompt_tuning.training.distillation import open_teacher
 from prompt_tuning.training.host_optimizer import HostOptimizer
 from prompt_tuning.training.loggers import check_loggers
@@ -53,12 +54,6 @@ from prompt_tuning.training.objective_data import (
     context_column,
     load_learned,
     open_evaluator_of,
-)
-from prompt_tuning.training.pipeline_setup import (
-    check_division,
-    microbatch_shape,
-    plan_stages,
-    training_interface,
 )
 from prompt_tuning.training.state import TrainState
 from prompt_tuning.training.transfer import (
@@ -86,7 +81,7 @@ def plan_run(run: Run) -> "RunPlan":
     model = open_pretrained(
         run.model, run.tuning, key=jax.random.key(run.seed), mesh=run.inference_mesh
     )
-    check_division(run, model.config)
+    pipeline_setup.check_division(run, model.config)
     check_methods(run, model)
     labels = parameter_groups.label(model.plan.abstract, run.groups)
     _check_fresh(model.plan.fresh, labels, run)
@@ -254,7 +249,7 @@ class RunPlan:
         """Plans the order of the run's examples."""
         return plan_batches(
             self.data,
-            training_interface(self.run, self.model),
+            pipeline_setup.training_interface(self.run, self.model),
             examples,
             seed=self.run.order_seed,
             shuffle=True,
@@ -352,5 +347,5 @@ class RunPlan:
         """
         if self.run.pipeline is None:
             return None
-        shape = microbatch_shape(self.run, self.model, batch_plan)
-        return plan_stages(self.run, self.model, self.labels, shape)
+        shape = pipeline_setup.microbatch_shape(self.run, self.model, batch_plan)
+        return pipeline_setup.plan_stages(self.run, self.model, self.labels, shape)
