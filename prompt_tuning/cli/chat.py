@@ -3,15 +3,9 @@
 import argparse
 from typing import TYPE_CHECKING
 
-from prompt_tuning.cli import shared_options
+from prompt_tuning.cli import run_options, shared_options
 from prompt_tuning.cli.adapter_options import add_adapter_option, named_adapters
 from prompt_tuning.cli.option_types import numeric
-from prompt_tuning.cli.run_options import (
-    GENERATES,
-    add_run_options,
-    add_table_options,
-    check_options,
-)
 from prompt_tuning.cli.sampling_options import add_sampling_options, read_sampling
 from prompt_tuning.core.number_ranges import PositiveInteger
 
@@ -38,7 +32,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--system", metavar="TEXT", help="system message before the first"
     )
-    add_table_options(parser, ["chat_template_kwargs"])
+    run_options.add_table_options(parser, ["chat_template_kwargs"])
     parser.add_argument(
         "--new_tokens",
         type=numeric(PositiveInteger),
@@ -54,12 +48,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="maximum number of tokens of a conversation, up to the model's positions",
     )
     add_sampling_options(parser)
-    add_run_options(parser, GENERATES)
+    run_options.add_run_options(parser, run_options.GENERATES)
 
 
 def check(options: argparse.Namespace) -> None:
     """Checks for missing and contradictory options."""
-    check_options(options, trains=False)
+    run_options.check_options(options, trains=False)
     named_adapters(options.adapter)
 
 

@@ -7,21 +7,9 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from prompt_tuning.cli import shared_options
+from prompt_tuning.cli import generation_options, run_options, shared_options
 from prompt_tuning.cli.adapter_options import named_adapters
-from prompt_tuning.cli.generation_options import (
-    add_engine_options,
-    add_line_options,
-    check_generation,
-    text_settings,
-)
 from prompt_tuning.cli.option_types import numeric
-from prompt_tuning.cli.run_options import (
-    GENERATES,
-    add_run_options,
-    add_table_options,
-    check_options,
-)
 from prompt_tuning.cli.sampling_options import add_sampling_options
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.number_ranges import (
@@ -72,14 +60,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--system", metavar="TEXT", help="system message before the first (with --chat)"
     )
-    add_table_options(parser, ["chat_template_kwargs"])
+    run_options.add_table_options(parser, ["chat_template_kwargs"])
     parser.add_argument(
         "--json",
         action="store_true",
         help="print one JSON object per text and line: input, output, finish_reason "
         "(stop or length), input_tokens and output_tokens",
     )
-    add_line_options(parser)
+    generation_options.add_line_options(parser)
     parser.add_argument(
         "--new_tokens",
         type=numeric(PositiveInteger),
@@ -100,15 +88,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="number of the prompt, from 0, of a run with several prompts",
     )
-    add_engine_options(parser)
+    generation_options.add_engine_options(parser)
     add_sampling_options(parser)
-    add_run_options(parser, GENERATES)
+    run_options.add_run_options(parser, run_options.GENERATES)
 
 
 def check(options: argparse.Namespace) -> None:
     """Checks for missing and contradictory options."""
-    check_options(options, trains=False)
-    check_generation(options)
+    run_options.check_options(options, trains=False)
+    generation_options.check_generation(options)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -163,7 +151,7 @@ def _continue(run: "Run", options: argparse.Namespace, given: list[str] | None) 
     slots = options.batch_size
     if given is not None:
         slots = min(slots, len(given) * (options.n or 1))
-    settings = text_settings(options, slots)
+    settings = generation_options.text_settings(options, slots)
     if options.input is None and given is None and settings.results > 1:
         raise InputError(
             "a text that is typed has one answer, shown while it is generated: leave "

@@ -23,12 +23,7 @@ from prompt_tuning.cli import COMMANDS, completion, environment, launch
 from prompt_tuning.cli.option_types import OptionParser, find_subparsers, state_defaults
 from prompt_tuning.cli.unknown_options import GIN_PREFIX, describe_unknown
 from prompt_tuning.config.option_hints import as_option
-from prompt_tuning.core.errors import (
-    InputError,
-    NotFiniteError,
-    StorageError,
-    shortened,
-)
+from prompt_tuning.core import errors
 from prompt_tuning.core.interrupts import is_output_closed
 from prompt_tuning.core.progress_display import shown_activity
 from prompt_tuning.core.setting_hints import speak_with
@@ -101,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         resumes = getattr(command, "RESUMES", False)
         try:
             return launch.run_in_processes(options, run, resumes=resumes)
-        except InputError as problem:
+        except errors.InputError as problem:
             return _print_problem(options, problem, 2)
 
 
@@ -111,9 +106,9 @@ def _run(
     """Calls a function; turns an expected error into a message and an exit code."""
     try:
         return function() or 0
-    except InputError as problem:
+    except errors.InputError as problem:
         return _print_problem(options, problem, 2)
-    except (NotFiniteError, StorageError) as problem:
+    except (errors.NotFiniteError, errors.StorageError) as problem:
         return _print_problem(options, problem, 1)
     # The machine causes these errors, whichever command meets them.
     except OSError as problem:
@@ -122,7 +117,7 @@ def _run(
         code = 1 if problem.errno in environment.EXHAUSTED else 2
         return _print_problem(options, environment.describe(problem), code)
     except MemoryError as problem:
-        text = f"the memory does not suffice: {shortened(str(problem))}"
+        text = f"the memory does not suffice: {errors.shortened(str(problem))}"
         return _print_problem(options, text, 1)
     except (RuntimeError, AssertionError) as problem:
         explanation = environment.explain_jax(problem) if command.USES_JAX else None

@@ -10,22 +10,9 @@ from typing import Any, NamedTuple
 
 from prompt_tuning.cli import launch
 from prompt_tuning.cli.option_types import json_object, numeric
+from prompt_tuning.config import flat_option, option_checks
 from prompt_tuning.config.config_table import FOLDERS, choices_of, list_rates
 from prompt_tuning.config.config_values import CONFIG_FILE
-from prompt_tuning.config.flat_option import (
-    DATA,
-    EVALUATION,
-    GROUPS,
-    METHOD,
-    MODEL,
-    FlatOption,
-)
-from prompt_tuning.config.option_checks import (
-    check_duration,
-    check_numbers,
-    check_paths,
-    choices_in,
-)
 from prompt_tuning.config.options import OPTIONS, TABLE
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.file_names import check_links
@@ -33,10 +20,10 @@ from prompt_tuning.sweep.best_member import best_member
 
 HELP_WIDTH = 79
 """Number of columns of help text that argparse does not wrap."""
-TRAINS = GROUPS
+TRAINS = flat_option.GROUPS
 """Option groups of a command that opens a run as `train` does."""
-EVALUATES = (MODEL, DATA, EVALUATION)
-GENERATES = (MODEL,)
+EVALUATES = (flat_option.MODEL, flat_option.DATA, flat_option.EVALUATION)
+GENERATES = (flat_option.MODEL,)
 UNTRAINED = ("train", "prompt_id_key", "eval_every", "keep_best")
 """Options of `EVALUATES` that only matter in training."""
 
@@ -53,7 +40,7 @@ def add_run_options(
                 added.add_argument(option.flag, **_arguments(option))
                 names.append(option.name)
     parser.set_defaults(run_options=names)
-    if METHOD in groups:
+    if flat_option.METHOD in groups:
         parser.formatter_class = argparse.RawDescriptionHelpFormatter
         parser.description = textwrap.fill(parser.description or "", HELP_WIDTH)
         parser.epilog = (
@@ -86,11 +73,11 @@ def _list(option: str) -> str:
     )
 
 
-def _is_used(option: FlatOption) -> bool:
+def _is_used(option: flat_option.FlatOption) -> bool:
     return option.name not in UNTRAINED
 
 
-def _arguments(option: FlatOption) -> dict[str, Any]:
+def _arguments(option: flat_option.FlatOption) -> dict[str, Any]:
     """Returns argparse's arguments for an option."""
     arguments: dict[str, Any] = {"help": _help(option), "default": None}
     if option.kind is bool:
@@ -107,7 +94,7 @@ def _arguments(option: FlatOption) -> dict[str, Any]:
     return {**arguments, "type": _type(option)}
 
 
-def _type(option: FlatOption) -> Callable[[str], Any]:
+def _type(option: flat_option.FlatOption) -> Callable[[str], Any]:
     """Returns the function that parses an option's value."""
     if option.kind is dict:
         return json_object
@@ -115,7 +102,7 @@ def _type(option: FlatOption) -> Callable[[str], Any]:
     return str if kind in (str, None) else numeric(kind)
 
 
-def _help(option: FlatOption) -> str:
+def _help(option: flat_option.FlatOption) -> str:
     default = option.default
     if option.name == "learning_rate":
         default = list_rates()
@@ -141,7 +128,7 @@ def check_options(
         configs that cannot be parsed.
     """
     choices = given_choices(options)
-    check_duration(choices, [*options.bindings, *varied])
+    option_checks.check_duration(choices, [*options.bindings, *varied])
     directory = getattr(options, "run", None)
     if trains and directory is not None and (options.gin_file or "out" in choices):
         config = shlex.quote(f"{directory}/{CONFIG_FILE}")
@@ -158,10 +145,10 @@ def check_options(
         return
     from prompt_tuning.config.parsed_config import GivenConfig
 
-    check_numbers({**config.given, "epochs": config.epochs})
+    option_checks.check_numbers({**config.given, "epochs": config.epochs})
     # A config may be printed before its files exist.
     if not getattr(options, "print_config", False):
-        check_paths(config.given)
+        option_checks.check_paths(config.given)
     GivenConfig.read(
         config.files,
         config.bindings,
@@ -208,7 +195,9 @@ def given_config(
 
     files, run = list(options.gin_file), getattr(options, "run", None)
     model = given_model(options, trains=trains)
-    named, others = choices_in([*options.bindings, *bindings], macros=model is not None)
+    named, others = option_checks.choices_in(
+        [*options.bindings, *bindings], macros=model is not None
+    )
     choices = {**(model or {}), **given_choices(options), **named}
     # The number of its steps is not known before the data are read.
     epochs = choices.pop("epochs", None)

@@ -24,13 +24,8 @@ from prompt_tuning.core.number_ranges import (
     PositiveInteger,
 )
 from prompt_tuning.core.parameters import Parameters, merge
+from prompt_tuning.decoding import row_checks
 from prompt_tuning.decoding.request import Completion, EndReason
-from prompt_tuning.decoding.row_checks import (
-    GENERATES,
-    check_generates,
-    check_prompt_ids,
-    check_rows,
-)
 from prompt_tuning.decoding.row_encoding import (
     LENGTH_MULTIPLE,
     decode_continuations,
@@ -157,12 +152,12 @@ def search_beams(
     Raises:
       InputError: as in `continue_rows`, and if the model is on a mesh.
     """
-    check_generates(model)
+    row_checks.check_generates(model)
     if model.layout is not None:
         raise InputError("beam search runs on one device: leave out the mesh")
-    model.weight_storage.reject_streamed(GENERATES)
-    check_rows(model, rows, settings.new_tokens)
-    check_prompt_ids(model, prompt_ids, len(rows))
+    model.weight_storage.reject_streamed(row_checks.GENERATES)
+    row_checks.check_rows(model, rows, settings.new_tokens)
+    row_checks.check_prompt_ids(model, prompt_ids, len(rows))
     completions = []
     for number, row in enumerate(rows):
         chosen = None if prompt_ids is None else prompt_ids[number]

@@ -10,12 +10,8 @@ from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.core.status_line import status
 from prompt_tuning.data.batching.length_groups import LengthGroup, group_by_length
+from prompt_tuning.decoding import row_checks
 from prompt_tuning.decoding.batch_decoding import continue_batch
-from prompt_tuning.decoding.row_checks import (
-    check_generates,
-    check_prompt_ids,
-    check_rows,
-)
 from prompt_tuning.decoding.row_draws import content_number, repetitions
 from prompt_tuning.decoding.row_encoding import LENGTH_MULTIPLE, pad_rows, strip_end
 from prompt_tuning.decoding.row_progress import first_choices, sampling_needs
@@ -54,15 +50,15 @@ def continue_rows(
         temperature on a mesh or with streamed weights; and as in `check_generates`,
         `check_rows` and `check_prompt_ids`.
     """
-    check_generates(model)
+    row_checks.check_generates(model)
     if batch_size < 1:
         raise InputError(f"batch_size is {batch_size}, expected at least 1")
     if not runs_in_slots(model):
         _check_options(sampling)
     if sampling.n > 1:
         raise InputError(f"n is {sampling.n}, expected 1 continuation of each row")
-    check_rows(model, rows, sampling.new_tokens)
-    check_prompt_ids(model, prompt_ids, len(rows))
+    row_checks.check_rows(model, rows, sampling.new_tokens)
+    row_checks.check_prompt_ids(model, prompt_ids, len(rows))
     batches = _batches(model, rows, batch_size)
     numbered = zip(rows, prompt_ids or [0] * len(rows), strict=True)
     hashes = [hash((*row, prompt)) for row, prompt in numbered]

@@ -11,12 +11,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from prompt_tuning.core.parameters import Parameters, merge, split
-from prompt_tuning.decoding.row_adapters import (
-    RowExpertLowRank,
-    RowInputScale,
-    RowLowRank,
-    RowOutputScale,
-)
+from prompt_tuning.decoding import row_adapters
 from prompt_tuning.models.expert_adapters import ExpertProjection
 from prompt_tuning.models.layers import Dense
 from prompt_tuning.prompts.low_rank import LowRank
@@ -52,7 +47,7 @@ def projection_tables(
             return {}
         a, b, scaling = _stacked_factors(low_rank, count)
         b *= scaling[:, :, None, None, None]
-        return {ROW_LORA: RowExpertLowRank(jnp.asarray(a), jnp.asarray(b))}
+        return {ROW_LORA: row_adapters.RowExpertLowRank(jnp.asarray(a), jnp.asarray(b))}
     dense = cast(Mapping[int, Dense], adapted)
     layers, (size_in, size_out) = first.kernel.shape[0], first.sizes
     modules: dict[str, nnx.Module] = {}
@@ -60,10 +55,10 @@ def projection_tables(
         arrays = list(_stacked_factors(low_rank, count))
         if any(each.magnitude is not None for each in low_rank.values()):
             arrays.append(_output_factors(dense, low_rank, count))
-        modules[ROW_LORA] = RowLowRank(*map(jnp.asarray, arrays))
+        modules[ROW_LORA] = row_adapters.RowLowRank(*map(jnp.asarray, arrays))
     for kind, row_kind, name, size in (
-        (OutputScale, RowOutputScale, ROW_OUTPUT_SCALE, size_out),
-        (InputScale, RowInputScale, ROW_INPUT_SCALE, size_in),
+        (OutputScale, row_adapters.RowOutputScale, ROW_OUTPUT_SCALE, size_out),
+        (InputScale, row_adapters.RowInputScale, ROW_INPUT_SCALE, size_in),
     ):
         scaled = _by_entry(adapted, kind)
         if scaled:

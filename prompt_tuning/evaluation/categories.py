@@ -14,13 +14,7 @@ from prompt_tuning.core.errors import InputError, kind_of, shown
 from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.core.typed_json import read_object
 from prompt_tuning.data.examples.example_table import Examples
-from prompt_tuning.data.rows.hdf5_files import (
-    contains,
-    list_names,
-    open_data_set,
-    open_hdf5,
-    reporting_damage,
-)
+from prompt_tuning.data.rows import hdf5_files
 from prompt_tuning.data.rows.hdf5_table import INPUT_IDS
 from prompt_tuning.data.rows.jsonl import JsonLine
 from prompt_tuning.data.rows.jsonl_rows import JsonlRows
@@ -177,22 +171,22 @@ class _Column:
         number = int(np.searchsorted(self._ends, row, side="right"))
         table = self._tables[number]
         row -= int(self._ends[number - 1]) if number else 0
-        with reporting_damage(self._paths[number], f"row {row}"):
+        with hdf5_files.reporting_damage(self._paths[number], f"row {row}"):
             if self.by_row:
                 return np.atleast_1d(np.asarray(table[row]))
             return np.asarray(table[row, start:stop])
 
 
 def _open(path: Path, key: str) -> h5py.Dataset:
-    file = open_hdf5(path)
-    if not contains(path, file, key):
+    file = hdf5_files.open_hdf5(path)
+    if not hdf5_files.contains(path, file, key):
         raise InputError(
-            f"{path} has the data sets {list_names(path, file)}, expected {key!r}; "
-            f"{how_to_set('Evaluation.category_key', 'NAME')} names it (usually "
+            f"{path} has the data sets {hdf5_files.list_names(path, file)}, expected "
+            f"{key!r}; {how_to_set('Evaluation.category_key', 'NAME')} names it (usually "
             "'category_ids')"
         )
-    column = open_data_set(path, file, key, None)
-    rows, length = open_data_set(path, file, INPUT_IDS).shape
+    column = hdf5_files.open_data_set(path, file, key, None)
+    rows, length = hdf5_files.open_data_set(path, file, INPUT_IDS).shape
     if column.shape not in ((rows,), (rows, length)):
         raise InputError(
             f"{path}: {key} has shape {column.shape}, expected integers [{rows}] or "

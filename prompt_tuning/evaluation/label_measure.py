@@ -8,13 +8,8 @@ from jaxtyping import Float, Int64
 from prompt_tuning.core.batch import value_columns
 from prompt_tuning.core.model_choices import ClassProblem
 from prompt_tuning.data.examples.example_table import Examples
+from prompt_tuning.evaluation import metric_sums
 from prompt_tuning.evaluation.label_ranker import LabelRanker
-from prompt_tuning.evaluation.metric_sums import (
-    MetricSums,
-    class_metrics,
-    label_set_metrics,
-    number_metrics,
-)
 from prompt_tuning.evaluation.ranking import gold_label_indices
 from prompt_tuning.evaluation.results import Ranking, values_text
 from prompt_tuning.pretrained.prompted_model import PromptedModel
@@ -77,19 +72,19 @@ class LabelMeasure:
         rows = np.asarray(self.gold, float).tolist()
         return [values_text(labels, row, self._problem) for row in rows]
 
-    def metrics(self, ranking: Ranking) -> Mapping[str, MetricSums]:
+    def metrics(self, ranking: Ranking) -> Mapping[str, metric_sums.MetricSums]:
         """Computes the metrics of the answers."""
         if ranking.problem == "regression":
-            return number_metrics(-ranking.nats, self.gold)
+            return metric_sums.number_metrics(-ranking.nats, self.gold)
         if ranking.problem == "multi_label":
             chosen = ranking.probabilities > 0.5
-            return label_set_metrics(chosen, self.gold > 0.5, "label")
+            return metric_sums.label_set_metrics(chosen, self.gold > 0.5, "label")
         ranked = {"label": ranking.nats, "calibrated": ranking.calibrated}
         return {
             name: metric
             for prefix, nats in ranked.items()
             if nats is not None
-            for name, metric in class_metrics(
+            for name, metric in metric_sums.class_metrics(
                 nats.argmin(axis=1), self.gold, len(ranking.labels), prefix
             ).items()
         }

@@ -4,25 +4,7 @@ import dataclasses
 import re
 from collections.abc import Callable
 
-from prompt_tuning.server.call_forms import (
-    QUOTE,
-    Call,
-    Schemas,
-    braced_calls,
-    json_calls,
-    keyed_calls,
-    named_calls,
-    parameter_calls,
-    python_calls,
-)
-from prompt_tuning.server.call_grammars import (
-    CallForm,
-    HarmonyForm,
-    JsonForm,
-    NamedForm,
-    OneJsonForm,
-    ParameterForm,
-)
+from prompt_tuning.server import call_forms, call_grammars
 from prompt_tuning.server.call_literals import BracedForm, PythonForm
 
 
@@ -45,8 +27,10 @@ class CallSyntax:
     opening: str | None = None
     closing: str | None = None
     bare: bool = False
-    read: Callable[[str, Schemas], list[Call] | None] = json_calls
-    form: CallForm = JsonForm(space="\n")  # noqa: RUF009
+    read: Callable[[str, call_forms.Schemas], list[call_forms.Call] | None] = (
+        call_forms.json_calls
+    )
+    form: call_grammars.CallForm = call_grammars.JsonForm(space="\n")  # noqa: RUF009
     written: tuple[str, ...] = ()
     id_length: int = 24
 
@@ -62,21 +46,21 @@ HERMES = CallSyntax("Hermes", "<tool_call>", "</tool_call>")
 MISTRAL = CallSyntax(
     "Mistral",
     "[TOOL_CALLS]",
-    read=named_calls,
-    form=NamedForm(),
+    read=call_forms.named_calls,
+    form=call_grammars.NamedForm(),
     written=("[ARGS]", "[CALL_ID]"),
     id_length=9,
 )
 LLAMA = CallSyntax(
-    "Llama 3", "<|python_tag|>", bare=True, form=OneJsonForm("parameters")
+    "Llama 3", "<|python_tag|>", bare=True, form=call_grammars.OneJsonForm("parameters")
 )
-HARMONY_CALLS = CallSyntax("gpt-oss", form=HarmonyForm())
+HARMONY_CALLS = CallSyntax("gpt-oss", form=call_grammars.HarmonyForm())
 QWEN_CODER = CallSyntax(
     "Qwen3-Coder",
     "<tool_call>",
     "</tool_call>",
-    read=parameter_calls,
-    form=ParameterForm(
+    read=call_forms.parameter_calls,
+    form=call_grammars.ParameterForm(
         "\n<function={}>\n",
         "</function>\n",
         "<parameter={}>\n",
@@ -88,8 +72,8 @@ GLM = CallSyntax(
     "GLM",
     "<tool_call>",
     "</tool_call>",
-    read=keyed_calls,
-    form=ParameterForm(
+    read=call_forms.keyed_calls,
+    form=call_grammars.ParameterForm(
         "{}\n",
         "",
         "<arg_key>{}</arg_key>\n<arg_value>",
@@ -102,18 +86,18 @@ LFM = CallSyntax(
     "LFM2",
     "<|tool_call_start|>",
     "<|tool_call_end|>",
-    read=python_calls,
+    read=call_forms.python_calls,
     form=PythonForm(),
 )
 GEMMA = CallSyntax(
     "Gemma 4",
     "<|tool_call>",
     "<tool_call|>",
-    read=braced_calls,
+    read=call_forms.braced_calls,
     form=BracedForm(),
-    written=(QUOTE,),
+    written=(call_forms.QUOTE,),
 )
-PLAIN = CallSyntax("plain JSON", bare=True, form=OneJsonForm())
+PLAIN = CallSyntax("plain JSON", bare=True, form=call_grammars.OneJsonForm())
 KNOWN = (
     *(HERMES, QWEN_CODER, GLM, GEMMA, LFM),
     *(MISTRAL, LLAMA, HARMONY_CALLS, PLAIN),

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.data.text.tokenizers import HuggingFaceTokenizer, Tokenizer
+from prompt_tuning.server import call_syntax
 from prompt_tuning.server.answer_parts import (
     HARMONY,
     AnswerReader,
@@ -14,13 +15,6 @@ from prompt_tuning.server.answer_parts import (
 )
 from prompt_tuning.server.call_forms import Schemas
 from prompt_tuning.server.call_grammars import UnwritableError
-from prompt_tuning.server.call_syntax import (
-    HARMONY_CALLS,
-    KNOWN,
-    PLAIN,
-    CallSyntax,
-    syntax_of,
-)
 from prompt_tuning.server.tool_choice import ToolChoice, calls_grammar
 
 THINKING = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
@@ -44,7 +38,7 @@ class ChatSyntax:
 
     thinking: tuple[str, str] | None = None
     opened: bool = False
-    calls: CallSyntax | None = None
+    calls: call_syntax.CallSyntax | None = None
     schemas: Schemas = dataclasses.field(default_factory=dict)
     harmony: bool = False
     grammar: str | None = None
@@ -94,10 +88,10 @@ def find_syntax(
       InputError: if it may call tools, and the template uses an unsupported syntax for
         calls.
     """
-    calls = None if choice is None else syntax_of(template)
+    calls = None if choice is None else call_syntax.syntax_of(template)
     harmony = "<|channel|>" in template and "<|message|>" in template
     thinking = next((x for x in THINKING if x[0] in template), None)
-    if harmony or calls is HARMONY_CALLS:
+    if harmony or calls is call_syntax.HARMONY_CALLS:
         thinking = None
     opened = thinking is not None and _opens(tokenizer, ids, thinking[0])
     if choice is None:
@@ -106,7 +100,7 @@ def find_syntax(
     if choice.required:
         return _with_required_call(syntax, choice)
     if calls is None:
-        names = ", ".join(each.name for each in KNOWN)
+        names = ", ".join(each.name for each in call_syntax.KNOWN)
         raise InputError(
             "tools need a chat template that asks for calls in a known syntax "
             f"({names}), and this one does not: require a call by tool_choice, which "
@@ -125,8 +119,10 @@ def _with_required_call(syntax: ChatSyntax, choice: ToolChoice) -> ChatSyntax:
         with contextlib.suppress(UnwritableError):
             grammar = calls_grammar(choice, syntax.calls, thinking, opened=opened)
             return dataclasses.replace(syntax, grammar=grammar)
-    grammar = calls_grammar(choice, PLAIN, thinking, opened=opened)
-    return dataclasses.replace(syntax, calls=PLAIN, harmony=False, grammar=grammar)
+    grammar = calls_grammar(choice, call_syntax.PLAIN, thinking, opened=opened)
+    return dataclasses.replace(
+        syntax, calls=call_syntax.PLAIN, harmony=False, grammar=grammar
+    )
 
 
 def _opens(tokenizer: Tokenizer, ids: Sequence[int], tag: str) -> bool:

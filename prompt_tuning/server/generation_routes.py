@@ -16,17 +16,9 @@ from prompt_tuning.decoding.beam_search import BeamSearch
 from prompt_tuning.decoding.decoding_engine import DecodingEngine
 from prompt_tuning.decoding.request import Request, RequestHandle, separate_equal
 from prompt_tuning.decoding.token_masks import RowMask
-from prompt_tuning.server import openai_requests, server_limits
+from prompt_tuning.server import event_stream, openai_requests, server_limits
 from prompt_tuning.server.beam_searches import BeamSearches
 from prompt_tuning.server.engine_thread import EngineThread
-from prompt_tuning.server.event_stream import (
-    BodyReader,
-    EventStream,
-    check_completions,
-    collect,
-    json_response,
-    unless_gone,
-)
 from prompt_tuning.server.fair_workers import FairWorkers
 from prompt_tuning.server.openai_answers import (
     AnswerFormat,
@@ -58,7 +50,7 @@ class GenerationRoutes:
         engine: DecodingEngine,
         settings: server_limits.ServerSettings,
         thread: Callable[[], EngineThread],
-        bodies: BodyReader,
+        bodies: event_stream.BodyReader,
         unknown: UnknownFields,
     ):
         self._models, self._engine, self._settings = models, engine, settings
@@ -203,7 +195,7 @@ class GenerationRoutes:
         self, request: HttpRequest, work: "Awaitable[_Work]"
     ) -> Response:
         """Generates, and answers at the end or piece by piece."""
-        done = await unless_gone(request.receive, work)
+        done = await event_stream.unless_gone(request.receive, work)
         if done is None:
             return Response(status_code=GONE)
         if done.beams is not None:
@@ -212,13 +204,15 @@ class GenerationRoutes:
         headers = _headers(done.body, generation.handles)
         if done.body.stream:
             usage = done.body.usage
-            return EventStream(generation, done.form, usage=usage, headers=headers)
-        if not await collect(request.receive, generation):
+            return event_stream.EventStream(
+                generation, done.form, usage=usage, headers=headers
+            )
+        if not await event_stream.collect(request.receive, generation):
             return Response(status_code=GONE)
-        check_completions(generation.handles)
+        event_stream.check_completions(generation.handles)
         # The tokens of long texts take time to name.
         answer = await asyncio.to_thread(done.form.answer, generation.handles)
-        return json_response(answer, headers=headers)
+        return event_stream.json_response(answer, headers=headers)
 
     async def _search(
         self, request: HttpRequest, work: "_Work", beams: BeamSearch
@@ -232,11 +226,11 @@ class GenerationRoutes:
         if any(each.embeddings is not None for each in work.requests):
             raise InputError("beam search reads no prompt_embeds: send text")
         search = self._beams.search(self._thread(), work.requests, beams)
-        handles = await unless_gone(request.receive, search)
+        handles = await event_stream.unless_gone(request.receive, search)
         if handles is None:
             return Response(status_code=GONE)
         headers = _headers(work.body, handles)
-        return json_response(work.form.answer(handles), headers=headers)
+        return event_stream.json_response(work.form.answer(handles), headers=headers)
 
 
 class _Work(NamedTuple):

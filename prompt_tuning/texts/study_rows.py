@@ -25,17 +25,7 @@ from prompt_tuning.decoding.sampling_settings import Sampling
 from prompt_tuning.decoding.shared_texts import MAXIMUM_TEXTS
 from prompt_tuning.decoding.slot_batches import CHUNK, TOGETHER
 from prompt_tuning.pretrained.prompted_model import PromptedModel
-from prompt_tuning.texts.text_study import (
-    ALONE,
-    CONTINUATION,
-    FOLLOWS,
-    LINE,
-    PASSAGE,
-    SEEDS,
-    SUMMARY,
-    StudiedTexts,
-    TextStudy,
-)
+from prompt_tuning.texts import text_study
 
 SLOTS = 64
 """Number of rows that are written together."""
@@ -81,8 +71,8 @@ class StudyWriter:
 
     def __init__(
         self,
-        texts: StudiedTexts,
-        study: TextStudy,
+        texts: text_study.StudiedTexts,
+        study: text_study.TextStudy,
         model: PromptedModel,
         parameters: Parameters,
     ):
@@ -90,7 +80,7 @@ class StudyWriter:
         self._model, self._parameters = model, parameters
         self._tokenizer = model.needed_tokenizer()
         self._chat: ChatEncoder | None = None
-        if any(kind in SEEDS for kind in texts.kinds):
+        if any(kind in text_study.SEEDS for kind in texts.kinds):
             self._chat = open_chat_encoder(self._tokenizer, FormatChoice())
             # A template that cannot write the answers is refused here.
             if study.reasoning is not None:
@@ -114,7 +104,7 @@ class StudyWriter:
         """Writes summaries of the chunks with a chat model, `length` tokens in all."""
         size = max(length // len(self._texts.chunks), 1)
         words = max(2 * size // 3, 1)  # a word has more than one token
-        ids = self._chat_ids(first_turn(SUMMARY.format(words=words)))
+        ids = self._chat_ids(first_turn(text_study.SUMMARY.format(words=words)))
         requests = [
             self._request(chunk, ids, 0, size, 0)
             for chunk in range(len(self._texts.chunks))
@@ -163,7 +153,7 @@ class StudyWriter:
             number = 0
             while number < size:
                 kind = kinds[(number // (rounds if self._chat else 1)) % len(kinds)]
-                if kind in SEEDS:
+                if kind in text_study.SEEDS:
                     turns = min(rounds, size - number)
                     chats.append(_Conversation(chunk, kind, number))
                     order += [(chunk, number + turn) for turn in range(turns)]
@@ -193,7 +183,7 @@ class StudyWriter:
                 row = self._passage(chunk, number)
                 yield (chunk, number), row
                 continue
-            free = kind == CONTINUATION
+            free = kind == text_study.CONTINUATION
             temperature = (
                 self._study.temperature if free else self._study.answer_temperature
             )
@@ -206,7 +196,7 @@ class StudyWriter:
         for place, completion in zip(waiting, self._write(requests), strict=True):
             chunk, number, kind, beginning = place
             new = self._with_end(completion)
-            if kind == LINE:
+            if kind == text_study.LINE:
                 breaks = [n for n, token in enumerate(new) if self._is_break(token)]
                 new = new[: breaks[0] + 1] if breaks else new
             if not beginning and not self._texts.begin:
@@ -227,12 +217,12 @@ class StudyWriter:
 
     def _beginning(self, chunk: int, number: int, kind: str) -> list[int] | None:
         """Returns the tokens that the model continues; None for a passage."""
-        if kind == PASSAGE:
+        if kind == text_study.PASSAGE:
             return None
         random, ids = self._random(chunk, number), self._texts.chunks[chunk].ids
         breaks = [place + 1 for place, token in enumerate(ids) if self._is_break(token)]
         starts = [0, *(place for place in breaks if place < len(ids) - 1)]
-        if kind == CONTINUATION:
+        if kind == text_study.CONTINUATION:
             # Free continuations leave out much of a text. The first tokens of each line
             # in turn lead the model through all of it.
             turn, free = divmod(number // len(self._texts.kinds), 2)
@@ -241,7 +231,7 @@ class StudyWriter:
             order = np.random.default_rng([self._study.seed, chunk])
             first = order.permutation(starts)[turn % len(starts)]
             return list(ids[first : first + 1])
-        assert kind == LINE
+        assert kind == text_study.LINE
         first = int(random.choice(starts))
         size = int(random.integers(1, self._texts.given + 1))
         # A line may be shorter than its given part.
@@ -260,7 +250,7 @@ class StudyWriter:
         start = first + int(random.integers(1, most + 1))
         return StudyRow(
             chunk,
-            PASSAGE,
+            text_study.PASSAGE,
             [*self._texts.begin, *ids[first:start]],
             list(ids[start : first + length]),
         )
@@ -274,7 +264,9 @@ class StudyWriter:
         limit, study = self._texts.answer, self._study
         asking = []
         for one in conversations:
-            task = f"{SEEDS[one.kind]} {ALONE}" + (f" {FOLLOWS}" if turn else "")
+            task = f"{text_study.SEEDS[one.kind]} {text_study.ALONE}" + (
+                f" {text_study.FOLLOWS}" if turn else ""
+            )
             ids = self._chat_ids([*one.messages, *first_turn(task)])
             number = one.number + turn
             asking.append(
@@ -282,7 +274,7 @@ class StudyWriter:
             )
         asked = self._write(asking)
         for one, question in zip(conversations, asked, strict=True):
-            text = question.text.strip() or SEEDS[one.kind]
+            text = question.text.strip() or text_study.SEEDS[one.kind]
             one.messages += first_turn(text)
             one.written = len(question.ids)
         answering = [

@@ -20,29 +20,14 @@ from prompt_tuning.config.python_config import run_config
 from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.errors import NotFiniteError
 from prompt_tuning.core.status_line import show_status
+from prompt_tuning.training import progress, run_directory
 from prompt_tuning.training.batch_sources import BatchSource, open_batches
 from prompt_tuning.training.compile_ahead import compiling_ahead
 from prompt_tuning.training.continuation import Member, adopt_changes, resume
 from prompt_tuning.training.early_stopping import open_patience, record_stop
 from prompt_tuning.training.member_batches import MemberBatches
 from prompt_tuning.training.metrics_log import open_log
-from prompt_tuning.training.progress import (
-    Callback,
-    CallbackReporter,
-    Reporter,
-    comparison_line,
-    joint_metrics,
-    python_reporter,
-)
 from prompt_tuning.training.recorder import Recorder, log_due, save_due
-from prompt_tuning.training.run_directory import (
-    check_steps,
-    claim,
-    hold_run,
-    keep_tokenizer,
-    open_store,
-    run_record,
-)
 from prompt_tuning.training.signals import StopSignals, stop_signals
 from prompt_tuning.training.state import TrainState
 from prompt_tuning.training.step import Metrics
@@ -58,8 +43,8 @@ def train(
     *,
     config: str | None = None,
     record: dict[str, Any] | None = None,
-    make_reporter: Callable[[int], Reporter] | None = None,
-    callbacks: Sequence[Callback] = (),
+    make_reporter: Callable[[int], progress.Reporter] | None = None,
+    callbacks: Sequence[progress.Callback] = (),
     notes: Sequence[str] = (),
 ) -> TrainingResult:
     """Trains an opened run until the last step, early stopping, SIGTERM or SIGINT.
@@ -87,7 +72,7 @@ def train(
       >>> result.step, result.finished
       (2, True)
     """
-    with hold_run(training.run.directory):
+    with run_directory.hold_run(training.run.directory):
         return train_held(
             training,
             config=config,
@@ -103,8 +88,8 @@ def train_held(
     *,
     config: str | None = None,
     record: dict[str, Any] | None = None,
-    make_reporter: Callable[[int], Reporter] | None = None,
-    callbacks: Sequence[Callback] = (),
+    make_reporter: Callable[[int], progress.Reporter] | None = None,
+    callbacks: Sequence[progress.Callback] = (),
     notes: Sequence[str] = (),
     profile: Path | None = None,
 ) -> TrainingResult:
@@ -116,24 +101,27 @@ def train_held(
     directory = Path(run.directory)
     config = run_config(run) if config is None else config
     frozen_model = trainer.fingerprint
-    record = run_record(run) | (record or {})
+    record = run_directory.run_record(run) | (record or {})
     processes.check_same("frozen parameters", lambda: [frozen_model])
     changes = ConfigChanges(
         **processes.run_on_first(
-            lambda: vars(claim(directory, config, frozen_model, record))
+            lambda: vars(run_directory.claim(directory, config, frozen_model, record))
         )
     )
-    processes.run_on_first(lambda: keep_tokenizer(directory, trainer.model))
-    store = open_store(run)
+    processes.run_on_first(
+        lambda: run_directory.keep_tokenizer(directory, trainer.model)
+    )
+    store = run_directory.open_store(run)
     messages = list(notes)
     state = resume(trainer, store, messages.append)
     done = int(state.step)
-    check_steps(directory, done, run.steps)
+    run_directory.check_steps(directory, done, run.steps)
     (result,) = loop(
         [Member(trainer, store, config, changes)],
         [state],
         done,
-        make_reporter=make_reporter or functools.partial(python_reporter, run.steps),
+        make_reporter=make_reporter
+        or functools.partial(progress.python_reporter, run.steps),
         messages=messages,
         callbacks=callbacks,
         profile=profile,
@@ -150,9 +138,9 @@ def loop(
     states: Sequence[TrainState],
     done: int,
     *,
-    make_reporter: Callable[[int], Reporter],
+    make_reporter: Callable[[int], progress.Reporter],
     messages: Sequence[str] = (),
-    callbacks: Sequence[Callback] = (),
+    callbacks: Sequence[progress.Callback] = (),
     profile: Path | None = None,
     drop: Drop | None = None,
 ) -> list[TrainingResult]:
@@ -188,7 +176,7 @@ def loop(
         resources.enter_context(contextlib.closing(step_profile))
         for message in messages:
             reporter.say(message)
-        watching = CallbackReporter(reporter, callbacks)
+        watching = progress.CallbackReporter(reporter, callbacks)
         for member, recorder, state in zip(members, recorders, states, strict=True):
             adopt_changes(member, recorder, watching)
             recorder.record_start(done, state.trained, len(members))
@@ -216,7 +204,7 @@ class _Loop:
         self,
         members: Sequence[Member],
         recorders: Sequence[Recorder],
-        reporter: CallbackReporter,
+        reporter: progress.CallbackReporter,
         stopping: StopSignals,
         profile: StepProfile,
         drop: Drop | None,
@@ -337,7 +325,9 @@ class _Loop:
                             step, values[k], batch.members[k], trained[k]
                         )
                     )
-            self._reporter.advance(step, joint_metrics([x for x in lines if x]))
+            self._reporter.advance(
+                step, progress.joint_metrics([x for x in lines if x])
+            )
 
     def _measure_and_save(self, done: int, states: Sequence[TrainState]) -> None:
         measured = {}
@@ -359,7 +349,7 @@ class _Loop:
             self._reporter.evaluated(done, measured[0])
         elif self._run.best_by is not None:
             by_name = {self._members[k].name: found for k, found in measured.items()}
-            line = comparison_line(done, by_name, *self._run.best_by)
+            line = progress.comparison_line(done, by_name, *self._run.best_by)
             self._reporter.say(line)
 
     @contextlib.contextmanager

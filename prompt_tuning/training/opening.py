@@ -30,13 +30,8 @@ from prompt_tuning.pipeline.pipeline_plan import PipelinePlan
 from prompt_tuning.pretrained.prompted_model import PromptedModel, build_tuned
 from prompt_tuning.pretrained.tuning import PromptPair
 from prompt_tuning.prompts.soft import PaddedPrompt
+from prompt_tuning.training import member_checks
 from prompt_tuning.training.activation_starts import start_from_activations
-from prompt_tuning.training.member_checks import (
-    check_members,
-    check_same_held_out,
-    check_same_rows,
-    reads_own_batches,
-)
 from prompt_tuning.training.pipelined_step import pipelined_finish, pipelined_gradients
 from prompt_tuning.training.run_plan import RunPlan, plan_run
 from prompt_tuning.training.run_reference import RunReference
@@ -95,13 +90,13 @@ def open_members(
     """
     members = list(plans.values())
     if len(members) > 1:
-        check_members(plans)
+        member_checks.check_members(plans)
     # Data, and everything computed from it.
     with status("reading the data"):
         longest = max(members, key=lambda member: member.model.prompt_length)
         shortest = min(members, key=lambda member: member.model.prompt_length)
         examples = longest.examples()
-        check_same_rows(examples, shortest, longest)
+        member_checks.check_same_rows(examples, shortest, longest)
         objective = longest.objective(examples)
         # All batches are planned for the longest prompt, which leaves the least room.
         batch_plans = [
@@ -214,7 +209,7 @@ def _open_evaluators(members: Sequence[RunPlan]) -> dict[nnx.GraphDef, Evaluator
             evaluator = member.evaluator()
             if evaluator is not None:
                 evaluators[member.model.graph] = evaluator
-    check_same_held_out(evaluators.values(), members)
+    member_checks.check_same_held_out(evaluators.values(), members)
     return evaluators
 
 
@@ -229,7 +224,7 @@ def _open_step(
     if len(members) == 1:
         return _open_single_step(longest, objective, batch_plans[0], stages)
     longest.model.weight_storage.reject_streamed("a sweep steps many members at once")
-    own_batches = reads_own_batches(members)
+    own_batches = member_checks.reads_own_batches(members)
     if stages is not None:
         check_stages(longest.run, stages, at_once)
         return staged_sweep_step(members, objective, stages, own_batches=own_batches)

@@ -16,13 +16,8 @@ from prompt_tuning.config.gin_files import read_run_directory
 from prompt_tuning.config.run import Run
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.setting_hints import how_to_set
+from prompt_tuning.data.text import tokenizers
 from prompt_tuning.data.text.chat_templates import has_own_template
-from prompt_tuning.data.text.tokenizers import (
-    HuggingFaceTokenizer,
-    Tokenizer,
-    encode_prompt,
-    load_tokenizer,
-)
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.pretrained.text_encoding import TextEncoding
 from prompt_tuning.settings.data_source import DataSource
@@ -57,7 +52,7 @@ def run_folder(path: Path) -> Path | None:
     return next((x for x in folders if (x / CONFIG_FILE).is_file()), None)
 
 
-def check_same_tokenizer(path: Path, tokenizer: Tokenizer | None) -> None:
+def check_same_tokenizer(path: Path, tokenizer: tokenizers.Tokenizer | None) -> None:
     """Checks that an adapter's tokenizer, if it has one, equals its model's.
 
     Raises:
@@ -66,7 +61,7 @@ def check_same_tokenizer(path: Path, tokenizer: Tokenizer | None) -> None:
     tokenizer_path = own_tokenizer(path)
     if tokenizer_path is None or tokenizer is None:
         return
-    if _definition(load_tokenizer(tokenizer_path)) != _definition(tokenizer):
+    if _definition(tokenizers.load_tokenizer(tokenizer_path)) != _definition(tokenizer):
         raise InputError(
             f"{path} belongs to the tokenizer in {tokenizer_path}, which encodes texts "
             "in another way than the model's: give it by "
@@ -84,10 +79,10 @@ def own_tokenizer(path: Path) -> str | None:
     return None
 
 
-def _definition(tokenizer: Tokenizer) -> Any:
+def _definition(tokenizer: tokenizers.Tokenizer) -> Any:
     """Returns everything that determines the ids of texts."""
-    begin = encode_prompt(tokenizer, "")
-    if not isinstance(tokenizer, HuggingFaceTokenizer):
+    begin = tokenizers.encode_prompt(tokenizer, "")
+    if not isinstance(tokenizer, tokenizers.HuggingFaceTokenizer):
         return begin, tokenizer.vocabulary_size
     definition = json.loads(tokenizer.tokenizer.to_str())
     # Neither is used.

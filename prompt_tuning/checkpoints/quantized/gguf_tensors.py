@@ -11,11 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from prompt_tuning.checkpoints.quantized.codes import (
-    Codes,
-    WidenedTensor,
-    integer_codes,
-)
+from prompt_tuning.checkpoints.quantized import codes
 from prompt_tuning.checkpoints.quantized.gguf_blocks import (
     DEQUANTIZERS,
     FLOATS,
@@ -40,7 +36,7 @@ def _open(path: Path, tensor: GgufTensor) -> StoredTensor:
         read = functools.partial(_read_floats, path, tensor, FLOATS[kind])
         return StoredTensor(tensor.shape, FLOATS[kind], str(path), read)
     numbers = _computed(path, tensor, tensor.type.size, DEQUANTIZERS[kind])
-    return WidenedTensor(
+    return codes.WidenedTensor(
         numbers.shape,
         numbers.dtype,
         numbers.source,
@@ -49,7 +45,7 @@ def _open(path: Path, tensor: GgufTensor) -> StoredTensor:
     )
 
 
-def _codes(path: Path, tensor: GgufTensor) -> Codes | None:
+def _codes(path: Path, tensor: GgufTensor) -> codes.Codes | None:
     """Returns the integers and scales of matrices; None if they have offsets, too."""
     integers = INTEGERS.get(tensor.type.name)
     if integers is None or len(tensor.shape) not in (2, 3):
@@ -57,7 +53,7 @@ def _codes(path: Path, tensor: GgufTensor) -> Codes | None:
     values = _computed(path, tensor, tensor.type.size, lambda x: integers.read(x)[0])
     scales = _computed(path, tensor, integers.groups, lambda x: integers.read(x)[1])
     lowest = -(2 ** (integers.bits - 1))
-    return integer_codes(integers.bits, lowest, values, None, scales)
+    return codes.integer_codes(integers.bits, lowest, values, None, scales)
 
 
 def _computed(

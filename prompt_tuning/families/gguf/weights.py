@@ -5,14 +5,8 @@ import re
 import numpy as np
 from jaxtyping import Int
 
+from prompt_tuning.checkpoints import rearranged
 from prompt_tuning.checkpoints.quantized.gguf_tensors import open_tensors
-from prompt_tuning.checkpoints.rearranged import (
-    as_row,
-    reordered,
-    shifted,
-    stacked_part,
-    turned,
-)
 from prompt_tuning.checkpoints.stored_tensors import StoredTensor
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.gguf_files import GgufFile
@@ -47,7 +41,7 @@ def open_gguf_weights(file: GgufFile) -> dict[str, StoredTensor]:
         elif outside is not None and outside[1] in architecture.tables:
             module, kind = outside.groups()
             if module.endswith("_norm") and architecture.norm_offset:
-                tensor = shifted(tensor, -architecture.norm_offset)
+                tensor = rearranged.shifted(tensor, -architecture.norm_offset)
             stored[f"{architecture.tables[module]}.{kind}"] = tensor
         else:
             _refuse(file, name, architecture, f"{layers} layers")
@@ -62,22 +56,22 @@ def _in_layer(
     pattern = architecture.experts.get(module)
     if pattern is not None:
         return {
-            f"{pattern.format(i)}.{kind}": stacked_part(tensor, i)
+            f"{pattern.format(i)}.{kind}": rearranged.stacked_part(tensor, i)
             for i in range(tensor.shape[0])
         }
     if module not in architecture.modules:
         _refuse(fields.file, name, architecture, "others")
     if module.endswith("_norm") and architecture.norm_offset:
-        tensor = shifted(tensor, -architecture.norm_offset)
+        tensor = rearranged.shifted(tensor, -architecture.norm_offset)
     if module in architecture.transposed and kind == "weight":
         if len(tensor.shape) != 2:
             raise InputError(
                 f"{fields.file.path}: the tensor {shown(name)} has the shape "
                 f"{tensor.shape}, expected 2 axes"
             )
-        tensor = turned(tensor)
+        tensor = rearranged.turned(tensor)
     if module == SHARED_GATE and len(tensor.shape) == 1:
-        tensor = as_row(tensor)
+        tensor = rearranged.as_row(tensor)
     order = _row_order(architecture, fields, module, tensor.shape[0])
     if order is not None:
         if len(order) != tensor.shape[0]:
@@ -85,7 +79,7 @@ def _in_layer(
                 f"{fields.file.path}: the tensor {shown(name)} has {tensor.shape[0]:,} "
                 f"rows, expected a multiple of {len(order):,} for its heads"
             )
-        tensor = reordered(tensor, order)
+        tensor = rearranged.reordered(tensor, order)
     return {f"{architecture.modules[module]}.{kind}": tensor}
 
 
