@@ -182,8 +182,8 @@ def _open(path: Path, key: str) -> h5py.Dataset:
     if not hdf5_files.contains(path, file, key):
         raise InputError(
             f"{path} has the data sets {hdf5_files.list_names(path, file)}, expected "
-            f"{key!r}; {how_to_set('Evaluation.category_key', 'NAME')} names it (usually "
-            "'category_ids')"
+            f"{key!r}; {how_to_set('Evaluation.category_key', 'NAME')} names it "
+            "(usually 'category_ids')"
         )
     column = hdf5_files.open_data_set(path, file, key, None)
     rows, length = hdf5_files.open_data_set(path, file, INPUT_IDS).shape

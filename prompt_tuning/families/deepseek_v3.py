@@ -4,9 +4,10 @@ import math
 from collections.abc import Collection
 from typing import Any
 
-from prompt_tuning.checkpoints.stored_tensors import FusedPart, Recipe
+from prompt_tuning.checkpoints.stored_tensors import Recipe
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families import expert_layout
+from prompt_tuning.families.family import QKV, fused_parts
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
 from prompt_tuning.families.llama import LLAMA
 from prompt_tuning.families.llama_layout import NORMS, layout_recipes, read_layout
@@ -56,13 +57,8 @@ def deepseek_v3_recipes(
     """Returns the recipes of all parameters; see `Family.recipes`."""
     widths = config.head_width - config.rotated_width, config.width_of_values
     shares = tuple(width // math.gcd(*widths) for width in widths)
-    fused = {
-        f"self_attention/{name}": (
-            "self_attn.kv_b_proj",
-            FusedPart(i, shares, config.heads, in_first=False),
-        )
-        for i, name in enumerate(("key", "value"))
-    }
+    stored = "self_attn.kv_b_proj"
+    fused = fused_parts("self_attention", QKV[1:], stored, shares, config.heads)
     query = "q_b_proj" if config.query_rank else "q_proj"
     modules = MODULES | {"self_attention/query": f"self_attn.{query}"}
     norms = NORMS["before"] | {"self_attention/key_norm": "self_attn.kv_a_layernorm"}

@@ -1,7 +1,7 @@
 """Definition of a model family: its `config.json`, tensor names, and writer."""
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,8 @@ from prompt_tuning.families.hf_settings import HuggingFaceSettings
 
 LayerNames = Mapping[str, tuple[str, Transform]]
 """Name and transform of a layer's tensors, by the path of our parameter."""
+QKV, GATED = ("query", "key", "value"), ("gate", "up")
+"""Projections that many families store as one."""
 
 Buffers = Callable[[ModelConfig, Collection[str]], Mapping[str, np.ndarray]]
 
@@ -140,10 +142,26 @@ def fused_in_groups(
 ) -> dict[str, tuple[str, FusedPart]]:
     """Returns the parts of a module with groups of queries, a key and a value."""
     groups = config.key_value_heads
-    shares = (config.heads // groups, 1, 1)
+    return fused_parts(
+        "self_attention", QKV, module, (config.heads // groups, 1, 1), groups
+    )
+
+
+def fused_parts(
+    place: str,
+    names: Sequence[str],
+    module: str,
+    shares: tuple[int, ...] | None = None,
+    groups: int = 1,
+) -> dict[str, tuple[str, FusedPart]]:
+    """Returns the parts of a module that has several projections of a place in a layer.
+
+    Their `shares` of each of `groups` groups are equal by default; see `FusedPart`.
+    """
+    shares = shares or (1,) * len(names)
     return {
-        f"self_attention/{name}": (module, FusedPart(i, shares, groups, in_first=False))
-        for i, name in enumerate(("query", "key", "value"))
+        f"{place}/{name}": (module, FusedPart(i, shares, groups, in_first=False))
+        for i, name in enumerate(names)
     }
 
 

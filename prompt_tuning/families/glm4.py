@@ -3,13 +3,13 @@
 from collections.abc import Collection
 from typing import Any
 
-from prompt_tuning.checkpoints.stored_tensors import FusedPart, Recipe
+from prompt_tuning.checkpoints.stored_tensors import Recipe
 from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.families.family import GATED, fused_parts
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
 from prompt_tuning.families.llama import LLAMA
 from prompt_tuning.families.llama_layout import layout_recipes, read_rotated
 
-GATE_UP = "mlp.gate_up_proj"
 NORMS = {
     "self_attention_norm": "input_layernorm",
     "self_attention_out_norm": "post_self_attn_layernorm",
@@ -34,10 +34,7 @@ def read_glm4(settings: HuggingFaceSettings) -> dict[str, Any]:
 
 def glm4_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Recipe]:
     """Returns the recipes of all parameters; see `Family.recipes`."""
-    fused = {
-        f"mlp/{name}": (GATE_UP, FusedPart(i, (1, 1), in_first=False))
-        for i, name in enumerate(("gate", "up"))
-    }
+    fused = fused_parts("mlp", GATED, "mlp.gate_up_proj")
     norms = NORMS if config.norm_placement == "around" else None
     return layout_recipes(config, names, fused=fused, norms=norms)
 

@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from typing import Any
 
-from prompt_tuning.checkpoints.stored_tensors import FusedPart, Recipe
+from prompt_tuning.checkpoints.stored_tensors import Recipe
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families import mamba2_layout
 from prompt_tuning.families.expert_layout import (
@@ -12,6 +12,7 @@ from prompt_tuning.families.expert_layout import (
     prefix_of,
     read_experts,
 )
+from prompt_tuning.families.family import GATED, fused_parts
 from prompt_tuning.families.granite import GRANITE
 from prompt_tuning.families.granitemoe import FUSED, GRANITEMOE
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
@@ -50,13 +51,7 @@ def granitemoehybrid_recipes(
 ) -> dict[str, Recipe]:
     """Returns the recipes of all parameters; see `Family.recipes`."""
     part = "mlp/shared" if config.experts else "mlp"
-    parts = {
-        f"{part}/{name}": (
-            "shared_mlp.input_linear",
-            FusedPart(i, (1, 1), in_first=False),
-        )
-        for i, name in enumerate(("gate", "up"))
-    }
+    parts = fused_parts(part, GATED, "shared_mlp.input_linear")
     output = {"mamba2/output": "mamba.out_proj"} if config.recurrent_layers else {}
     experts = fused_experts(config, prefix_of(names), **FUSED) if config.experts else {}
     return experts | layout_recipes(

@@ -6,6 +6,7 @@ from typing import Any
 
 from prompt_tuning.checkpoints.stored_tensors import FusedPart, Transform, identity
 from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.families.family import fused_parts
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
 from prompt_tuning.families.memory_layout import memory_shares, tap_names
 from prompt_tuning.families.rotary_settings import FULL
@@ -124,13 +125,7 @@ def mamba2_parts(
         return {}
     order = ("gate", "value", "key", "query", "step")
     shares = memory_shares(config, order)
-    return {
-        f"mamba2/{name}": (
-            f"{module}.in_proj",
-            FusedPart(i, shares, in_first=False),
-        )
-        for i, name in enumerate(order)
-    }
+    return fused_parts("mamba2", order, f"{module}.in_proj", shares)
 
 
 def mamba2_tensors(

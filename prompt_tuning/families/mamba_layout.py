@@ -3,14 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from prompt_tuning.checkpoints.stored_tensors import (
-    FusedPart,
-    Transform,
-    identity,
-    transpose,
-)
+from prompt_tuning.checkpoints.stored_tensors import Transform, identity, transpose
 from prompt_tuning.core.model_config import ModelConfig
-from prompt_tuning.families.family import projection_names
+from prompt_tuning.families.family import fused_parts, projection_names
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
 from prompt_tuning.families.memory_layout import tap_names
 
@@ -65,14 +60,10 @@ def mamba_tensors(config: ModelConfig, module: str) -> dict[str, tuple[str, Tran
     if not config.recurrent_layers:
         return {}
     keys, inner = config.recurrent_key_width, config.recurrent_heads
-    fused = {
-        f"mamba/{name}": (f"{module}.{stored}", FusedPart(i, shares, in_first=False))
-        for stored, shares, parts in (
-            ("in_proj", (inner, inner), ("value", "gate")),
-            ("x_proj", (config.step_rank, keys, keys), ("step_down", "key", "query")),
-        )
-        for i, name in enumerate(parts)
-    }
+    shares = (config.step_rank, keys, keys)
+    inward = ("step_down", "key", "query")
+    fused = fused_parts("mamba", ("value", "gate"), f"{module}.in_proj", (inner, inner))
+    fused |= fused_parts("mamba", inward, f"{module}.x_proj", shares)
     tensors = {
         f"mamba/{ours}": (f"{module}.{name}", transform)
         for ours, (name, transform) in TENSORS.items()

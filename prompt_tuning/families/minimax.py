@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from prompt_tuning.checkpoints.stored_tensors import (
-    FusedPart,
     Recipe,
     Transform,
     flattened,
@@ -24,6 +23,7 @@ from prompt_tuning.families.expert_layout import (
     read_experts,
     separate_experts,
 )
+from prompt_tuning.families.family import fused_parts
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
 from prompt_tuning.families.mamba2_layout import LINEAR, read_kinds
 from prompt_tuning.families.mixtral import MIXTRAL
@@ -85,14 +85,8 @@ def minimax_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Re
     """Returns the recipes of all parameters; see `Family.recipes`."""
     prefix, fused, output, rest = prefix_of(names), {}, {}, {}
     if config.recurrent_layers:
-        shares = (1,) * len(ORDER)
-        fused = {
-            f"lightning/{name}": (
-                "self_attn.qkv_proj",
-                FusedPart(i, shares, config.recurrent_heads, in_first=False),
-            )
-            for i, name in enumerate(ORDER)
-        }
+        heads, stored = config.recurrent_heads, "self_attn.qkv_proj"
+        fused = fused_parts("lightning", ORDER, stored, groups=heads)
         output = {"gate": "self_attn.output_gate", "output": "self_attn.out_proj"}
         tensors: dict[str, tuple[str, Transform]] = {
             "decay_rate": ("self_attn.slope_rate", flattened),

@@ -3,13 +3,16 @@
 from collections.abc import Collection
 from typing import Any
 
-from prompt_tuning.checkpoints.stored_tensors import FusedPart, Recipe
+from prompt_tuning.checkpoints.stored_tensors import Recipe
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families.bert_layout import encoder_fields, transform_recipes
 from prompt_tuning.families.class_labels import ClassLayers
 from prompt_tuning.families.family import (
+    GATED,
+    QKV,
     Family,
     decoder_recipes,
+    fused_parts,
     norm_names,
     projection_names,
 )
@@ -87,13 +90,8 @@ def modernbert_recipes(
 ) -> dict[str, Recipe]:
     """Returns the recipes of all parameters; see `Family.recipes`."""
     prefix = "" if TABLE in names else PREFIX
-    fused = {
-        f"self_attention/{name}": ("attn.Wqkv", FusedPart(i, (1, 1, 1), in_first=False))
-        for i, name in enumerate(("query", "key", "value"))
-    } | {
-        f"mlp/{name}": ("mlp.Wi", FusedPart(i, (1, 1), in_first=False))
-        for i, name in enumerate(("gate", "up"))
-    }
+    fused = fused_parts("self_attention", QKV, "attn.Wqkv")
+    fused |= fused_parts("mlp", GATED, "mlp.Wi")
     modules = {"self_attention/out": "attn.Wo", "mlp/down": "mlp.Wo"}
     norms = {"self_attention_norm": "attn_norm", "mlp_norm": "mlp_norm"}
     layer = projection_names(config, modules, fused) | norm_names(config, norms)

@@ -7,7 +7,7 @@ from prompt_tuning.checkpoints.stored_tensors import FusedPart, Recipe, identity
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families import llama_layout
 from prompt_tuning.families.expert_layout import ATTENTION, feed_forward_modules
-from prompt_tuning.families.family import Family, LayerNames
+from prompt_tuning.families.family import Family, LayerNames, fused_parts
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
 from prompt_tuning.families.memory_layout import memory_shares, tap_names
 from prompt_tuning.families.rotary_settings import FULL
@@ -112,11 +112,7 @@ def qwen3_5_recipes(
 
 def delta_parts(config: ModelConfig, module: str) -> dict[str, tuple[str, FusedPart]]:
     """Returns the parts of a module with all queries, then keys, then values."""
-    shares = memory_shares(config, ORDER)
-    return {
-        f"gated_delta/{name}": (module, FusedPart(i, shares, in_first=False))
-        for i, name in enumerate(ORDER)
-    }
+    return fused_parts("gated_delta", ORDER, module, memory_shares(config, ORDER))
 
 
 def delta_tensors(config: ModelConfig) -> LayerNames:

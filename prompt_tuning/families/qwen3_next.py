@@ -3,9 +3,10 @@
 from collections.abc import Collection
 from typing import Any
 
-from prompt_tuning.checkpoints.stored_tensors import FusedPart, Recipe
+from prompt_tuning.checkpoints.stored_tensors import Recipe
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families import expert_layout
+from prompt_tuning.families.family import QKV, fused_parts
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
 from prompt_tuning.families.qwen2_moe import shared_experts
 from prompt_tuning.families.qwen3_5 import qwen3_5_recipes
@@ -31,17 +32,9 @@ def qwen3_next_recipes(
     keys, wide = config.recurrent_key_width, values * config.recurrent_width
     # Of each key head: its query and key, then the values and gates of its value heads.
     shares = (keys, keys, wide, wide)
-    fused = {
-        f"gated_delta/{name}": (
-            f"linear_attn.in_proj_{module}",
-            FusedPart(i, of_group, groups, in_first=False),
-        )
-        for module, of_group, parts in (
-            ("qkvz", shares, ("query", "key", "value", "gate")),
-            ("ba", (1, 1), ("strength", "decay")),
-        )
-        for i, name in enumerate(parts)
-    }
+    place, module = "gated_delta", "linear_attn.in_proj_"
+    fused = fused_parts(place, (*QKV, "gate"), f"{module}qkvz", shares, groups)
+    fused |= fused_parts(place, ("strength", "decay"), f"{module}ba", groups=groups)
     prefix = expert_layout.prefix_of(names)
     return (
         qwen3_5_recipes(config, names, fused=fused)
