@@ -72,7 +72,6 @@ from prompt_tuning.config.shipped_configs import list_configs
 HELP = "count the shipped configs"
 HEADING = "Tune"
 USES_JAX = False
-SEVERAL_PROCESSES = False
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -8,8 +8,8 @@ To add a command `example`:
    - `HEADING`: the heading under which it is listed there, such as "Examine prompts";
    - `USES_JAX`: whether the command computes; if so, JAX's compilation cache and
      deterministic kernels are set up first;
-   - `SEVERAL_PROCESSES`: whether one command can be started as several processes; if
-     so, it gets the options of `launch.py`;
+   - `SEVERAL_PROCESSES = True`, if one command can be started as several processes: it
+     then gets the options of `launch.py`;
    - `add_options(parser)`: adds its options; those that several commands have are in
      `shared_options.py`;
    - `check(options)`, if it can find mistakes without JAX: it is called before JAX is

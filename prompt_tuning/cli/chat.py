@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
 HELP = "talk with a model, and choose among adapters"
 USES_JAX = True
-SEVERAL_PROCESSES = False
 PRINTS_STAGES = True
 USAGE = """
   prompt-tuning chat --run DIRECTORY [--adapter NAME=PATH ...] [OPTION ...]

@@ -11,7 +11,6 @@ from prompt_tuning.core.number_ranges import NonnegativeInteger, PositiveInteger
 HELP = "train the memories of several documents together, as one prefix"
 HEADING = "Tune"
 USES_JAX = True
-SEVERAL_PROCESSES = False
 RESUMES = True
 NUMBERS: dict[str, shared_options.Number] = {
     "steps": (PositiveInteger, 100, "number of optimizer steps"),

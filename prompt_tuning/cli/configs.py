@@ -11,7 +11,6 @@ from prompt_tuning.config.shipped_configs import list_configs, read_config
 
 HELP = "list the configs that come with the package, or print one"
 USES_JAX = False
-SEVERAL_PROCESSES = False
 NEXT_STEP = """\
 Print one with: prompt-tuning configs NAME
 A run needs none of them: prompt-tuning train --model PATH --train FILE --method lora

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
 HELP = "convert a tuned prompt or adapter to another form, or from PEFT"
 USES_JAX = True
-SEVERAL_PROCESSES = False
 WRITTEN = "peft", "checkpoint", "npy", "safetensors", "int8", "t5x", "t5x_model"
 PROMPT_KV = "prompt_kv"
 """Target that stands for a file next to the source."""

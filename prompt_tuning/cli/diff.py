@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 HELP = "compare two checkpoints parameter by parameter"
 USES_JAX = True
-SEVERAL_PROCESSES = False
 
 CHECKPOINT = (
     "a run directory (its best checkpoint), a checkpoint, a Hugging Face or PEFT "

@@ -12,7 +12,6 @@ from prompt_tuning.core.number_ranges import PositiveInteger
 
 HELP = "print the nearest tokens and the norm of each prompt vector"
 USES_JAX = True
-SEVERAL_PROCESSES = False
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -41,7 +41,8 @@ Start with: prompt-tuning train --model PATH --train FILE --eval FILE
 class Command(Protocol):
     """Contents of a command's module; see `prompt_tuning.cli`.
 
-    Optional attributes: `RESUMES = True` if it continues an interrupted run; `ALIAS =
+    Optional attributes: `SEVERAL_PROCESSES = True` if it can be started as several
+    processes; `RESUMES = True` if it continues an interrupted run; `ALIAS =
     (command, flag)` if it has a second spelling; `check(options)` if it can check
     options before JAX is imported; `PRINTS_STAGES = True` if users wait for it even
     where the output is not a terminal.
@@ -49,7 +50,6 @@ class Command(Protocol):
 
     HELP: str
     USES_JAX: bool
-    SEVERAL_PROCESSES: bool
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         """Adds the command's options."""
@@ -168,8 +168,7 @@ def _resolve_alias(
 def split_bindings(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """Separates `--gin.NAME=value` from the other arguments.
 
-    Returns:
-      the other arguments, and the bindings in gin's form, `NAME = value`.
+    Returns the other arguments, and the bindings in gin's form, `NAME = value`.
     """
     plain, bindings = [], []
     for argument in arguments:
@@ -212,7 +211,7 @@ def build_parser(
         if chosen not in (None, name):
             continue
         command.add_options(subparser)
-        if command.SEVERAL_PROCESSES:
+        if getattr(command, "SEVERAL_PROCESSES", False):
             launch.add_options(subparser)
         state_defaults(subparser)
     return parser

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 HELP = "report the device memory that a run needs, and whether it fits"
 USES_JAX = True
-SEVERAL_PROCESSES = False
 DESCRIPTION = (
     "Compile the step of a run for its largest batch, under several rematerialization "
     "policies, the configured one first, and print what each device has to hold: "

@@ -35,7 +35,6 @@ Settings = TypeVar("Settings", Preparation, RecordFormat, TextFormat, Splits)
 
 HELP = "convert JSON, text or tables to HDF5 files of token ids"
 USES_JAX = False
-SEVERAL_PROCESSES = False
 DESCRIPTION = (
     "Writes HDF5 files of token ids and types (0 prompt, 1 completion, 2 padding, 3 "
     "separator), which train --train and --eval read, from JSON objects with a prompt "

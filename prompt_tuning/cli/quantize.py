@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 HELP = "write a model with its weights in four or eight bits"
 USES_JAX = False
-SEVERAL_PROCESSES = False
 DESCRIPTION = (
     "Write a Hugging Face folder whose projections are quantized: NF4 in the layout of "
     "bitsandbytes, int4 and int8 in that of compressed-tensors. transformers, vLLM and "

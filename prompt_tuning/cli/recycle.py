@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 HELP = "map a prompt to another model through their shared tokens"
 USES_JAX = True
-SEVERAL_PROCESSES = False
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -22,7 +22,6 @@ from prompt_tuning.core.number_ranges import (
 HELP = "train a key/value prefix that replaces a document"
 HEADING = "Tune"
 USES_JAX = True
-SEVERAL_PROCESSES = False
 RESUMES = True
 DESCRIPTION = (
     "Trains a key/value prefix with which the frozen model answers about as it does "

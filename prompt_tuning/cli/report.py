@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 HELP = "write a page that tells whether runs worked, and why"
 HEADING = "Evaluate and use"
 USES_JAX = True
-SEVERAL_PROCESSES = False
 USAGE = "\n  prompt-tuning report RUN [RUN ...] --output report.html [OPTION ...]"
 
 

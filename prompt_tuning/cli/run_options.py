@@ -217,9 +217,8 @@ def given_config(
 def given_model(options: argparse.Namespace, *, trains: bool) -> dict[str, str] | None:
     """Returns the option `model` in the gin files, if options configure the rest.
 
-    Returns:
-      an empty dict without gin files; None if files or a run directory configure the
-      run.
+    Returns an empty dict without gin files; None if files or a run directory configure
+    the run.
     """
     if getattr(options, "run", None) is not None:
         return None

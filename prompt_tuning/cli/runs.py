@@ -17,7 +17,6 @@ from prompt_tuning.core.metric_directions import (
 
 HELP = "list runs with their steps and best metric"
 USES_JAX = False
-SEVERAL_PROCESSES = False
 
 PATTERNS = (CONFIG_FILE, f"*/{CONFIG_FILE}", f"*/*/{CONFIG_FILE}")
 """Where to look for runs: in a folder and two levels below, as in a sweep."""

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 HELP = "serve a model and adapters over HTTP, in OpenAI's protocol"
 USES_JAX = True
-SEVERAL_PROCESSES = False
 USAGE = """
   prompt-tuning serve --model PATH [--adapter NAME=PATH ...] [OPTION ...]"""
 DESCRIPTION = (

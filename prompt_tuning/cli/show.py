@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 HELP = "print rows of data as text, colored by what is learned"
 USES_JAX = False
-SEVERAL_PROCESSES = False
 DESCRIPTION = (
     "Prints rows of HDF5 files or of files of text. The color of a token shows its "
     "type, and the color's intensity its loss weight; without a color terminal, marks "

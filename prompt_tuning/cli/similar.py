@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 HELP = "compare prompts with each other, most similar first"
 USES_JAX = True
-SEVERAL_PROCESSES = False
 
 MEASURES = {
     "average": "similarity of mean vectors",

@@ -22,7 +22,6 @@ from prompt_tuning.core.number_ranges import (
 HELP = "let a model write questions, answers and passages about documents"
 HEADING = "Prepare data"
 USES_JAX = True
-SEVERAL_PROCESSES = False
 RESUMES = True
 DESCRIPTION = (
     "Cuts documents into chunks, and lets the frozen model write rows about each: "

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 HELP = "train many prompts at once over one copy of the frozen model"
 USES_JAX = True
-SEVERAL_PROCESSES = False
 DESCRIPTION = (
     "Train K prompts at once over one copy of the frozen model with one compiled "
     "step. Each member is an ordinary run in its own directory below that of "

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 HELP = "add or replace the token types of HDF5 files"
 USES_JAX = False
-SEVERAL_PROCESSES = False
 ALIAS = ("prepare", "--add-token-types")
 DESCRIPTION = (
     "Adds token_type_ids (0 prompt, 1 completion, 2 padding, 3 separator) to HDF5 "

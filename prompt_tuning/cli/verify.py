@@ -11,7 +11,6 @@ from prompt_tuning.core.number_ranges import PositiveInteger
 HELP = "repeat a run, and tell whether the bits are the same"
 HEADING = "Evaluate and use"
 USES_JAX = True
-SEVERAL_PROCESSES = False
 SAME, DIFFERENT = 0, 1
 
 

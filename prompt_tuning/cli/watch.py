@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 HELP = "follow a run from another terminal: its curves and newest answers"
 HEADING = "Tune"
 USES_JAX = False
-SEVERAL_PROCESSES = False
 
 ROWS = 7
 """Height of each curve in rows."""
