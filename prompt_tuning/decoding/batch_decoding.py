@@ -47,10 +47,8 @@ def continue_batch(
 
     Reads prompt and rows once (prefill), then generates one token per row and step
     until every row has ended. Rows are padded on the right; for an encoder-decoder they
-    are the encoder's input. `needs` has no option that counts tokens.
-
-    Returns:
-      The new tokens, including the one that ends the row.
+    are the encoder's input. `needs` has no option that counts tokens. The new tokens
+    include the one that ends the row.
     """
     run = functools.partial(
         _continue_local_rows,

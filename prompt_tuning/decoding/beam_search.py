@@ -146,8 +146,7 @@ def search_beams(
 ) -> list[list[Completion]]:
     """Finds the most probable continuations of rows.
 
-    Returns:
-      the continuations of each row, best first.
+    The continuations are returned best first.
 
     Raises:
       InputError: as in `continue_rows`, and if the model is on a mesh.

@@ -242,8 +242,7 @@ class DecodingEngine:
           samplings: settings to compile a program for; see `program_for`.
           pages: number of pages of adapters that will be loaded later.
 
-        Returns:
-          a description of each program.
+        Returns a description of each program.
         """
         programs = []
         for name in (None, *self.adapters):

@@ -116,10 +116,7 @@ def write_prefixes(
     """Writes what precedes an adapter's rows next to the adapter.
 
     `path` is where the adapter was read from; `force` replaces a file that this
-    function did not write.
-
-    Returns:
-      the file, and the number of keys of all prompts.
+    function did not write. Returns the file, and the number of keys of all prompts.
 
     Raises:
       InputError: if nothing precedes a row, or the file exists.

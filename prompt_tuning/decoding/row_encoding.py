@@ -19,8 +19,7 @@ def pad_rows(
 ) -> tuple[Int[np.ndarray, "B T"], Int[np.ndarray, "B"]]:
     """Pads rows on the right to a common length.
 
-    Returns:
-      Tokens `[B, T]` and the number of real tokens per row `[B]`.
+    Returns the tokens `[B, T]`, and the number of real ones per row `[B]`.
     """
     tokens = np.full((len(rows), length), pad_id, np.int32)
     for padded, row in zip(tokens, rows, strict=True):

@@ -107,8 +107,7 @@ class SlotReader:
     def read_guesses(self, active: Placed, guesses: int) -> dict[int, list[int]]:
         """Reads each row's last token and guesses of the next ones.
 
-        Returns:
-          the right guesses of each row, by slot.
+        Returns the right guesses of each row, by slot.
         """
         tokens = np.zeros((self._count, guesses + 1), np.int32)
         counts = np.zeros(self._count, np.int32)

@@ -33,9 +33,6 @@ def continue_batch_streamed(
     """Does the same as `continue_batch`, layer by layer.
 
     Takes the same arguments as `continue_batch`; some parameters are a `LayeredWeight`.
-
-    Returns:
-      The new tokens `[B, new]`, including the one that ends the row.
     """
     start, step = _functions(graph, new_tokens, needs, pad_id)
     rows = (tokens, lengths, choices, prompt_ids)

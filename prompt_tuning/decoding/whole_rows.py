@@ -40,9 +40,8 @@ def read_whole_rows(
     Needed for rows of encoder-decoders, rows with a prompt inside the text, and rows
     with bidirectional attention. `slots` is donated; a row may be repeated; `tokens`
     are padded to `T`. `graph` and `parameters` include the prompts and adapters.
-
-    Returns:
-      the slots, the number of keys written per row, and the position of its first key.
+    Returns the slots, the number of keys written per row, and the position of its first
+    key.
     """
     model = cast(LanguageModel, merge(graph, parameters))
     prompts = None if prompt_ids is None else jnp.asarray(prompt_ids)

@@ -90,8 +90,7 @@ def decide_by_tokens(
         input than that of the losses.
       stop_ids: ids that end a generated text.
 
-    Returns:
-      a decision per completion; None if unknown.
+    Returns a decision per completion; None if unknown.
     """
     starts = np.searchsorted(outcomes.example, np.arange(outcomes.examples + 1))
     return [

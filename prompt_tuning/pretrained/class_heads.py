@@ -37,8 +37,7 @@ def open_classes(
 ) -> tuple[ModelConfig, ClassRows]:
     """Replaces a model's output head by one that scores classes.
 
-    Returns:
-      the config of the model with the head, and the head at its initial values.
+    Returns the config of the model with the head, and the head at its initial values.
 
     Raises:
       InputError: if no labels are known, or the model is an encoder-decoder.

@@ -114,8 +114,7 @@ class QuantizedFolder:
           folder: the folder, which must not exist.
           on_written: gets the number of bytes of each part after it was written.
 
-        Returns:
-          the rounding errors of each quantized tensor, by name.
+        Returns the rounding errors of each quantized tensor, by name.
 
         Raises:
           InputError: if the folder exists or cannot be written, or a weight cannot be

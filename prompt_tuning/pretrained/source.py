@@ -34,8 +34,8 @@ def open_checkpoint(
 ) -> tuple[ModelConfig, dict[str, Recipe], dict[str, StoredTensor]]:
     """Opens a checkpoint in either format without reading its arrays.
 
-    Returns:
-      the config of the model, the recipes of its parameters, and the stored tensors.
+    Returns the config of the model, the recipes of its parameters, and the stored
+    tensors.
     """
     choices = {
         "compute_dtype": source.compute_dtype,

@@ -136,10 +136,8 @@ def measure_run(
 ) -> Measurement | None:
     """Measures a run's best checkpoint and the frozen model on its held-out data.
 
-    `prompt-tuning evaluate --baseline` prints the same numbers.
-
-    Returns:
-      the measurement; None if the run has no held-out data.
+    `prompt-tuning evaluate --baseline` prints the same numbers. Returns None if the run
+    has no held-out data.
 
     Raises:
       InputError: if the run has no checkpoint, or cannot be opened.

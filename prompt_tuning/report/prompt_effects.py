@@ -80,10 +80,8 @@ def measure_effects(
 ) -> PromptEffects | str:
     """Measures the effect of each vector of a model's prompt.
 
-    At most `MOST` examples are read.
-
-    Returns:
-      the effects, or the reason why there are none.
+    At most `MOST` examples are read. Returns the effects, or the reason why there are
+    none.
     """
     if model.layout is not None or model.weight_storage.by_layer:
         return "not measured on several devices, or with weights that are streamed"

@@ -128,10 +128,8 @@ def check_known(
 ) -> list[str]:
     """Checks for unsupported fields that would change the answer.
 
-    Null fields are accepted, and those of `changing` with some values.
-
-    Returns:
-      the unknown fields, each with a suggestion if a known name is similar.
+    Null fields are accepted, and those of `changing` with some values. Returns the
+    unknown fields, each with a suggestion if a known name is similar.
 
     Raises:
       InputError: for the first refused field.

@@ -88,8 +88,7 @@ class LineFile:
     def write(self, output: Path, advance: Advance, *, force: bool = False) -> int:
         """Writes the results of all lines to a file, or resumes an earlier command.
 
-        Returns:
-          the number of lines that an earlier command had finished.
+        Returns the number of lines that an earlier command had finished.
 
         Raises:
           InputError: if the earlier results were made with other settings.

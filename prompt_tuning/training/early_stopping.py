@@ -89,10 +89,8 @@ def record_stop(directory: Path, step: int, reason: str) -> None:
 def open_patience(run: Run, folder: Path, step: int) -> Patience | None:
     """Returns the patience of a run at the step of a checkpoint, 0 for none.
 
-    `folder` has the checkpoints.
-
-    Returns:
-      None if the run always takes all of its steps.
+    `folder` has the checkpoints. Returns None if the run always takes
+    all of its steps.
     """
     if not run.early_stopping:
         return None

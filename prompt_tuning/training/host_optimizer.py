@@ -107,8 +107,7 @@ class HostOptimizer:
     ) -> StateLeaves:
         """Updates the parameters and their state in place.
 
-        Returns:
-          the leaves of the state that belong to no parameter, e.g. step counts.
+        Returns the leaves of the state that belong to no parameter, e.g. step counts.
         """
         leaves, shared = _named_leaves(state), {}
         for path, stacked in self.paths.items():

@@ -147,10 +147,7 @@ def loop(
     """Steps members until the last step, a stop signal, or early stopping.
 
     `drop` is called with a member that has a number that is not finite, while the
-    others continue; None raises the error.
-
-    Returns:
-      the result of each member.
+    others continue; None raises the error. Returns the result of each member.
     """
     first = members[0].trainer
     steps = first.run.steps

@@ -88,8 +88,7 @@ class Recorder:
     ) -> dict[str, float] | None:
         """Checks the metrics of a step, and logs them every `Run.log_every` steps.
 
-        Returns:
-          the logged values; None if nothing was logged.
+        Returns the logged values; None if nothing was logged.
 
         Raises:
           NotFiniteError: if a metric is not finite.
@@ -109,8 +108,7 @@ class Recorder:
     def measure_and_save(self, done: int, state: TrainState) -> dict[str, float]:
         """Evaluates if an evaluation is due, then saves a checkpoint.
 
-        Returns:
-          the metrics; empty if no evaluation was due.
+        Returns the metrics; empty if no evaluation was due.
 
         Raises:
           NotFiniteError: if a number is not finite; nothing is saved then.

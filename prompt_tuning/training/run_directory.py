@@ -72,8 +72,7 @@ def claim(
 ) -> ConfigChanges:
     """Claims a new directory for a run, or checks that an existing one is this run's.
 
-    Returns:
-      the differences from the config of an existing run; see `replace_config`.
+    Returns the differences from the config of an existing run; see `replace_config`.
 
     Raises:
       InputError: if the directory belongs to another config or model, or to a run on
@@ -135,8 +134,7 @@ def check_owner(
 ) -> ConfigChanges | None:
     """Checks that a directory is new or belongs to this run; writes nothing.
 
-    Returns:
-      the differences from the config in the directory; None if it has no run.
+    Returns the differences from the config in the directory; None if it has no run.
 
     Raises:
       InputError: if the directory belongs to another config or model.

@@ -77,10 +77,8 @@ class StagedSweepStep:
     ) -> tuple[Sequence[TrainState], Sequence[Metrics]]:
         """Starts one step of every member; donates `states`.
 
-        `states` may be the first result of the last call.
-
-        Returns:
-          the next states and each member's metrics; reading them waits for them.
+        `states` may be the first result of the last call. Reading the results, the next
+        states and each member's metrics, waits for them.
         """
         previous, self._latest = self._latest, []
         count = len(self._finishes)

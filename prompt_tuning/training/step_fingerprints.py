@@ -36,9 +36,8 @@ def fingerprint(trained: Mapping[str, Any]) -> Fingerprint:
       trained: arrays by path. NumPy arrays, which may change in place, are read before
         the function returns.
 
-    Returns:
-      parts of the fingerprint, one array per group of devices; they may still be in
-      computation.
+    Returns parts of the fingerprint, one array per group of devices, which may still be
+    in computation.
     """
     parts: list[Any] = []
     groups: dict[Any, dict[str, Array]] = {}

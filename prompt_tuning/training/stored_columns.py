@@ -234,10 +234,8 @@ def compute_rows(
 ) -> list[Any]:
     """Applies a function to some examples, and returns its values by row.
 
-    The function returns arrays `[R, m, ...]` for a batch, in any structure.
-
-    Returns:
-      the arrays of each row, `[m, ...]`, in the order of the numbers.
+    The function returns arrays `[R, m, ...]` for a batch, in any structure. Returns the
+    arrays of each row, `[m, ...]`, in the order of the numbers.
     """
     data = dataclasses.replace(data, packing=False)
     plan = plan_batches(data, model.interface, examples, shuffle=False)

@@ -98,8 +98,7 @@ def _check_kept(
 ) -> Verification | None:
     """Compares the newest checkpoint that has a recorded fingerprint with it.
 
-    Returns:
-      None if they agree, or there is no such checkpoint.
+    Returns None if they agree, or there is no such checkpoint.
     """
     store = CheckpointStore(directory, read_only=True)
     steps = [step for step in store.steps() if step in recorded]

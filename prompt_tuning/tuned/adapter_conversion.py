@@ -233,10 +233,8 @@ def write_adapters(
     """Writes adapters in another form.
 
     `form` is one of `FORMS`. An empty `only` writes all kinds of adapters. Without
-    `task_type`, it is derived from the model.
-
-    Returns:
-      lines that describe what was written.
+    `task_type`, it is derived from the model. Returns lines that describe what was
+    written.
 
     Raises:
       InputError: if a kind is unknown, the adapters have no such form, or the target

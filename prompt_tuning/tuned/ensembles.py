@@ -76,8 +76,7 @@ def open_ensemble(run: Run, files: Sequence[Path]) -> tuple[PromptedModel, Param
       run: run whose model and `prompting` are used.
       files: prompts of the same shape, in any format of `read_prompt`.
 
-    Returns:
-      the model with `k` prompts, and all of its parameters by path.
+    Returns the model with `k` prompts, and all of its parameters by path.
 
     Raises:
       InputError: if a prompt cannot be read or has another shape, or the run tunes more

@@ -25,10 +25,8 @@ def store_prompt_kv(
 ) -> str:
     """Computes the keys and values of an adapter's prompts, and stores them next to it.
 
-    `allow_imports` lets a run's config import modules, which runs their code.
-
-    Returns:
-      a line that describes what was written.
+    `allow_imports` lets a run's config import modules, which runs their code. Returns a
+    line that describes what was written.
 
     Raises:
       InputError: if the adapter cannot be read, or has no such prompt.

@@ -58,10 +58,8 @@ def best_step(
     """Returns the step with the best metric, the earliest one in case of a tie.
 
     `keep_best` is None to select no step. `read_state` as `check` does not read the
-    other files; see `latest_valid_step` for the other arguments.
-
-    Returns:
-      the step, or None if no intact checkpoint has the metric.
+    other files; see `latest_valid_step` for the other arguments. Returns None if no
+    intact checkpoint has the metric.
     """
     if keep_best is None:
         return None
