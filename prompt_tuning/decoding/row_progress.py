@@ -31,27 +31,12 @@ WIDE = 128
 class RowProgress:
     """A sample of a request.
 
-    Attributes:
-      handle: the request.
-      sample: number of the sample.
-      new_tokens: maximum number of new tokens.
-      given: ids of its text.
-      content: hash of its content; see `content_number`.
-      embeddings: vectors to read instead of the tokens `given`, or None.
-      adapter: its adapter.
-      prompt: pages that precede it.
-      active_from: index of the token from which its adapter is active.
-      submitted: time of submission.
-      written: number of its keys in the slot.
-      first: position of the first of these keys.
-      ready: whether its text has been read, so that tokens can be generated.
-      leader: row that first reads the beginning of this row's text, or None.
-      shared: number of tokens of that beginning.
-      tokens: generated tokens.
-      needs: options that its settings use.
-      vocabulary_size: number of tokens that the model scores.
-      mask: tokens that may follow; None without a constraint.
-      scores: scores of its given tokens; None if not requested.
+    `content` is the hash of its content; see `content_number`. Its adapter is active
+    from the token with the index `active_from`. In the slot it has `written` keys, from
+    the position `first` on; once its text has been read, it is `ready` to generate
+    tokens. `leader` is the row that first reads the `shared` tokens with which both
+    texts begin, or None. `mask` has the tokens that may follow; None without a
+    constraint.
     """
 
     def __init__(

@@ -184,24 +184,12 @@ def program_for(needs: Needs, programs: list[Needs]) -> Needs:
 class RowChoices(NamedTuple):
     """Settings of each row as arrays; see `Sampling`.
 
-    Attributes:
-      temperature: `[B]`, 0 for greedy.
-      top_k: `[B]`, 0 for none.
-      top_p: `[B]`, 1 for none.
-      min_p: `[B]`, 0 for none.
-      repetition: `[B]`, 1 for none.
-      presence: `[B]`.
-      frequency: `[B]`.
-      seed: `[B]`.
-      content: hash of the row's content, `[B]`; see `content_number`.
-      sample: sample number, `[B]`.
-      step: number of tokens generated so far, `[B]`.
-      forced: id of the only allowed token, `[B]`, or `NO_TOKEN`.
-      ends: ids of the row's end tokens, `[B, E]`.
-      before_end: whether the row must not end yet, `[B]`.
-      biased: whether the row has biases, `[B]`.
-      allowed: mask of the tokens that may follow, `[B, W]`, one bit per token, the
-        first in the lowest bit; None if no row has a constraint.
+    Numbers are `[B]`: 0 for no `temperature`, `top_k` or `min_p`, and 1 for no `top_p`
+    or `repetition`. `content` is the hash of the row (see `content_number`), `step` the
+    number of tokens generated so far, `forced` the id of the only allowed token or
+    `NO_TOKEN`. `ends` has the row's end tokens, `[B, E]`, of which none may come if
+    `before_end`. `allowed` masks the tokens that may follow, `[B, W]`, one bit per
+    token, the first in the lowest bit; None if no row has a constraint.
     """
 
     temperature: PerRow

@@ -85,22 +85,12 @@ class PromptCard:
 class Measurement:
     """The measurements of a run for its page.
 
-    Attributes:
-      results: results of each system on the same examples; the tuned one first.
-      seconds: time that each took.
-      predictions: a line for each system and example; see `prediction_lines`.
-      no_predictions: why there are none; empty if there are.
-      examples: description of the examples and of the intervals.
-      left_out: descriptions of truncated and skipped examples, and of those with
-        nothing to learn.
-      evaluation: settings of the evaluation.
-      vocabulary_size: number of tokens.
-      parameters: number of parameters of the frozen model.
-      card: the trained parameters.
-      restored: report of restored, fresh and ignored parameters.
-      marks: reads the tokens of each example; None without a tokenizer.
-      not_compared: why there is no comparison with no prompt; empty if there is one, or
-        the run trained nothing.
+    The tuned system is the first of `results`, which are on the same examples;
+    `seconds` tells how long each took. `predictions` has a line for each system and
+    example; see `prediction_lines`. `no_predictions` and `not_compared` (with no
+    prompt) tell why there is none; empty if there is. `left_out` describes truncated
+    and skipped examples, and those with nothing to learn; `parameters` counts those of
+    the frozen model. Without a tokenizer, `marks` is None.
     """
 
     results: Mapping[str, EvaluationResult]

@@ -25,17 +25,12 @@ Curve = tuple[list[int], list[float]]
 class RecordedRun:
     """The content of a run directory.
 
-    Attributes:
-      directory: the run directory.
-      config: text of the config.
-      values: values of the config by factory and parameter.
-      log: lines of the log, in step order.
-      damage: what could not be read, in sentences.
-      record: content of `run.json`.
-      checkpoint: content of the best checkpoint's `state.json`; None without one.
-      data: for each scope of the config, e.g. "train", the SHA-256 of its data files by
-        path, or the reason why there is none.
-      made_with: versions and machines that made the run, in order; empty if unknown.
+    `values` are the config's by factory and parameter, `damage` tells in sentences what
+    could not be read, `record` is the content of `run.json`, and `checkpoint` that of
+    the best checkpoint's `state.json`. `data` has for each scope of the config, e.g.
+    "train", the SHA-256 of its data files by path, or the reason why there is none.
+    `made_with` has the versions and machines that made the run, in order; empty if
+    unknown.
     """
 
     directory: Path

@@ -57,17 +57,13 @@ Shapes = Mapping[str, Any]
 class TransferSource:
     """Trained parameters from another run or from a file.
 
-    Attributes:
-      origin: the file or folder; for a run, its checkpoint.
-      leaves: float32 arrays by this package's paths; arrays of a checkpoint in Orbax's
-        format are read when they are put on a device.
-      scalings: scaling of each LoRA by projection, if known.
-      checkpoint: directory of the checkpoint; None for other sources.
-      frozen_model: fingerprint of their frozen model, if known.
-      tokens: trained tokens of a PEFT adapter.
-      task: task type of a PEFT adapter, which tells the problem of a class head.
-      trained_as_one: a clause, for messages, about parameters that are one in PEFT but
-        several here; None if there are none.
+    `origin` is the file or folder; for a run, its `checkpoint`. `leaves` are float32
+    arrays by this package's paths; arrays of a checkpoint in Orbax's format are read
+    when they are put on a device. `scalings` of LoRAs are by projection, as far as they
+    are known, like the fingerprint of their `frozen_model`. A PEFT adapter has trained
+    `tokens` and a `task` type, which tells the problem of a class head.
+    `trained_as_one` is a clause, for messages, about parameters that are one in PEFT
+    but several here.
     """
 
     origin: str

@@ -60,17 +60,10 @@ SUFFIXES = {".npy": "npy", ".safetensors": "safetensors"}
 class ConversionSource:
     """Adapters to convert, and their model.
 
-    Attributes:
-      origin: path that the adapters were read from.
-      adapters: one adapter per method.
-      config: the model's config; None if unknown.
-      base: folder or name of the frozen model; None if unknown.
-      model: model of a run with its trained parameters; None without a run.
-      prompting: how a run combines its prompt with the text; None without a run.
-      step: step of a run's checkpoint; 0 without a run.
-      tokenizer: file or folder of a run's tokenizer; None without a run.
-      described: the run's T5X checkpoint, if its files do not include a config; else
-        None.
+    There is one adapter per method; `base` is the folder or name of the frozen model,
+    if known. Only a run has the other fields: `model` with its trained parameters,
+    `prompting`, the `step` of its checkpoint, the file or folder of its `tokenizer`,
+    and `described`, its T5X checkpoint if the files of that do not include a config.
     """
 
     origin: str

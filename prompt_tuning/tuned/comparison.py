@@ -54,15 +54,10 @@ ChooseTexts = Callable[[Examples], Sequence[Sequence[int]]]
 class PlannedModel:
     """A model to compare, before its examples are read; see `ComparedModel`.
 
-    Attributes:
-      name: heading of its column.
-      model: the model.
-      evaluation: settings of its evaluation.
-      read: returns all of its parameters.
-      context_ids: token ids of a text to insert before each example's input.
-      objective: objective to measure; None for only the cross-entropy.
-      choose_texts: returns token ids to insert before each example; the objective is
-        then not measured. None for none.
+    `name` is the heading of its column, and `read` returns all of its parameters.
+    `context_ids` are inserted before each example's input, or `choose_texts` returns
+    the token ids to insert; the objective is then not measured. Without `objective`,
+    only the cross-entropy is.
     """
 
     name: str
