@@ -53,32 +53,36 @@ class Finding(NamedTuple):
     advice: str = ""
 
 
+Checked = tuple[bool | None, str, *tuple[str, ...]]
+"""What `Finding` has after its title."""
+
+
 def check_run(recorded: RecordedRun, measured: Measurement | None) -> list[Finding]:
     """Returns the checklist of a run, suspicious items first."""
-    findings = [
-        _loss_at_start(recorded, measured),
-        _gradient_at_start(recorded),
-        _end_of_training(recorded),
-        _fit_of_training(recorded),
-        _training_against_held_out(recorded),
-        _norm_of_prompt(recorded),
-        _attention_on_prompt(measured),
-        _left_out(measured),
-        _answers(measured),
-        _labels(measured),
-        _number_of_examples(measured),
-    ]
+    checks: dict[str, Checked] = {
+        "Loss at the start": _loss_at_start(recorded, measured),
+        "Gradient at the start": _gradient_at_start(recorded),
+        "Still falling at the end": _end_of_training(recorded),
+        "Fits its training data": _fit_of_training(recorded),
+        "Training against held-out": _training_against_held_out(recorded),
+        "Learning rate and the prompt's norm": _norm_of_prompt(recorded),
+        "Attention on the prompt": _attention_on_prompt(measured),
+        "Truncated or skipped": _left_out(measured),
+        "Variety of answers": _answers(measured),
+        "Labels": _labels(measured),
+        "Number of examples": _number_of_examples(measured),
+    }
+    findings = [Finding(title, *checked) for title, checked in checks.items()]
     return sorted(findings, key=lambda x: not x.suspicious)
 
 
-def _loss_at_start(recorded: RecordedRun, measured: Measurement | None) -> Finding:
-    title = "Loss at the start"
+def _loss_at_start(recorded: RecordedRun, measured: Measurement | None) -> Checked:
     steps, losses = recorded.curve("loss")
     if not losses:
-        return Finding(title, None, "the log has no loss")
+        return None, "the log has no loss"
     text = f"{losses[0]:.4g} at step {steps[0]:,}"
     if measured is None:
-        return Finding(title, None, text)
+        return None, text
     uniform = math.log(measured.vocabulary_size)
     text += (
         f"; guessing among all {measured.vocabulary_size:,} tokens costs {uniform:.4g}"
@@ -91,38 +95,35 @@ def _loss_at_start(recorded: RecordedRun, measured: Measurement | None) -> Findi
             "the loss never fell below guessing: check that the tokenizer, the "
             "template and the targets are the model's, and lower the learning rate"
         )
-        return Finding(title, True, f"{text}; {last:.4g} at the end", advice)
-    return Finding(title, False, text)
+        return True, f"{text}; {last:.4g} at the end", advice
+    return False, text
 
 
-def _gradient_at_start(recorded: RecordedRun) -> Finding:
-    title = "Gradient at the start"
+def _gradient_at_start(recorded: RecordedRun) -> Checked:
     steps, norms = recorded.curve("gradient_norm")
     if not norms:
-        return Finding(title, None, "the log has no gradient norm")
+        return None, "the log has no gradient norm"
     text = f"norm {norms[0]:.3g} at step {steps[0]:,}"
     if norms[0] < DEAD_GRADIENT:
-        return Finding(
-            title,
+        return (
             True,
             text,
             "nothing reaches what is trained: check the loss weights and placement",
         )
-    return Finding(title, False, text)
+    return False, text
 
 
-def _end_of_training(recorded: RecordedRun) -> Finding:
+def _end_of_training(recorded: RecordedRun) -> Checked:
     """Fits a line to the last quarter of the held-out loss, or else the training loss.
 
     The loss of a batch is noisier than that of all held-out examples.
     """
-    title = "Still falling at the end"
     _, losses = recorded.curve("evaluation/loss")
     if len(losses) < FEWEST_POINTS:
         _, losses = recorded.curve("loss")
     part = max(len(losses) // 4, FEWEST_POINTS)
     if len(losses) < part:
-        return Finding(title, None, "the log is too short to tell")
+        return None, "the log is too short to tell"
     values, places = np.array(losses[-part:]), np.arange(part) - (part - 1) / 2
     slope = (places @ values) / (places @ places)
     fitted = values.mean() + slope * places
@@ -137,18 +138,17 @@ def _end_of_training(recorded: RecordedRun) -> Finding:
     if done < planned:
         text += f"; stopped after {done:,} of {planned:,} steps"
     advice = "train for more steps: the loss was still falling"
-    return Finding(title, bool(falling), text, advice if falling else "")
+    return bool(falling), text, advice if falling else ""
 
 
 def _mean_at_end(values: Sequence[float]) -> float:
     return float(np.mean(values[-max(len(values) // 10, 1) :]))
 
 
-def _fit_of_training(recorded: RecordedRun) -> Finding:
-    title = "Fits its training data"
+def _fit_of_training(recorded: RecordedRun) -> Checked:
     _, shares = recorded.curve("accuracy")
     if not shares:
-        return Finding(title, None, "the log has no accuracy")
+        return None, "the log has no accuracy"
     mean = _mean_at_end(shares)
     text = f"{100 * mean:.1f} % of the training tokens right at the end"
     if mean < POOR_FIT:
@@ -156,16 +156,15 @@ def _fit_of_training(recorded: RecordedRun) -> Finding:
             "it does not fit even what it was trained on: perhaps the frozen model "
             "cannot do this; try more vectors, another method, rate or model"
         )
-        return Finding(title, True, text, advice)
-    return Finding(title, False, text)
+        return True, text, advice
+    return False, text
 
 
-def _training_against_held_out(recorded: RecordedRun) -> Finding:
-    title = "Training against held-out"
+def _training_against_held_out(recorded: RecordedRun) -> Checked:
     steps, held_out = recorded.curve("evaluation/loss")
     _, training = recorded.curve("loss")
     if not held_out or not training:
-        return Finding(title, None, "the log has no held-out loss")
+        return None, "the log has no held-out loss"
     mean = _mean_at_end(training)
     best = int(np.argmin(held_out))
     text = f"training {mean:.4g}, held out {held_out[-1]:.4g} at the end"
@@ -176,43 +175,39 @@ def _training_against_held_out(recorded: RecordedRun) -> Finding:
             "it overfits: use more data, fewer steps or vectors, or a lower rate; the "
             "best checkpoint is kept all the same"
         )
-        return Finding(title, True, text, advice)
+        return True, text, advice
     if held_out[best] > UNSHARED * mean + 1:
         advice = (
             "what it learns does not help on held-out data: are both of the same task, "
             "and is there enough training data?"
         )
-        return Finding(title, True, text, advice)
-    return Finding(title, False, text)
+        return True, text, advice
+    return False, text
 
 
-def _norm_of_prompt(recorded: RecordedRun) -> Finding:
-    title = "Learning rate and the prompt's norm"
+def _norm_of_prompt(recorded: RecordedRun) -> Checked:
     steps, norms = recorded.curve("prompt_norm")
     if not norms:
-        return Finding(title, None, "the log has no prompt norm")
+        return None, "the log has no prompt norm"
     _, rates = learning_rate_curve(recorded.values, recorded.curve("loss")[0])
     text = f"norm {norms[0]:.4g} at step {steps[0]:,}, {norms[-1]:.4g} at the end"
     if rates:
         text = f"highest rate {max(rates):.3g}; {text}"
     ratio = norms[-1] / max(norms[0], 1e-12)
     if ratio > GROWN:
-        return Finding(
-            title, True, text, f"the norm grew {ratio:.0f}-fold: lower the rate"
-        )
+        return (True, text, f"the norm grew {ratio:.0f}-fold: lower the rate")
     if len(norms) > 1 and abs(ratio - 1) < UNMOVED:
-        return Finding(title, True, text, "the prompt has hardly moved: raise the rate")
-    return Finding(title, False, text)
+        return True, text, "the prompt has hardly moved: raise the rate"
+    return False, text
 
 
-def _attention_on_prompt(measured: Measurement | None) -> Finding:
+def _attention_on_prompt(measured: Measurement | None) -> Checked:
     """Checks whether the text attends to the prompt."""
-    title = "Attention on the prompt"
     if measured is None:
-        return Finding(title, None, "not measured for this page")
+        return None, "not measured for this page"
     effects = measured.card.effects
     if isinstance(effects, str):
-        return Finding(title, None, effects)
+        return None, effects
     count = effects.shares.shape[1]
     text = f"{100 * effects.total_share:.1f} % in the mean over {count:,} vectors"
     if effects.dead:
@@ -222,29 +217,27 @@ def _attention_on_prompt(measured: Measurement | None) -> Finding:
             "the text hardly attends to the prompt: start it from words, raise the "
             "rate, or place it nearer to the completion (Prompting.placement)"
         )
-        return Finding(title, True, text, advice)
+        return True, text, advice
     if 2 * len(effects.dead) > count:
-        return Finding(title, True, text, "most vectors do nothing: use fewer")
-    return Finding(title, False, text)
+        return True, text, "most vectors do nothing: use fewer"
+    return False, text
 
 
-def _left_out(measured: Measurement | None) -> Finding:
-    title = "Truncated or skipped"
+def _left_out(measured: Measurement | None) -> Checked:
     if measured is None:
-        return Finding(title, None, "not measured for this page")
+        return None, "not measured for this page"
     if not measured.left_out:
-        return Finding(title, False, "every example is as in the files")
+        return False, "every example is as in the files"
     advice = "raise the maximum lengths, or shorten the texts"
-    return Finding(title, True, "; ".join(measured.left_out), advice)
+    return True, "; ".join(measured.left_out), advice
 
 
-def _answers(measured: Measurement | None) -> Finding:
+def _answers(measured: Measurement | None) -> Checked:
     """Checks whether nearly every input gets the same answer."""
-    title = "Variety of answers"
     rows = [] if measured is None else tuned_predictions(measured)
     answers = [row["output"] for row in rows if row["output"] is not None]
     if len(answers) < 2:
-        return Finding(title, None, "no answers were made")
+        return None, "no answers were made"
     (answer, count), *_ = Counter(answers).most_common(1)
     share = count / len(answers)
     wanted = Counter(row["target"] for row in rows).most_common(1)[0][1] / len(rows)
@@ -256,8 +249,8 @@ def _answers(measured: Measurement | None) -> Finding:
             "it answers nearly every input alike: it has learned at most which answer "
             "is frequent; balance the classes, or train longer"
         )
-        return Finding(title, True, text, advice)
-    return Finding(title, False, text)
+        return True, text, advice
+    return False, text
 
 
 def tuned_predictions(measured: Measurement) -> list[dict]:
@@ -266,12 +259,11 @@ def tuned_predictions(measured: Measurement) -> list[dict]:
     return [dict(row) for row in measured.predictions if row["system"] == name]
 
 
-def _labels(measured: Measurement | None) -> Finding:
+def _labels(measured: Measurement | None) -> Checked:
     """Compares the accuracy of labels with chance and with the largest class."""
-    title = "Labels"
     matrix = None if measured is None else confusion(measured, 0)
     if matrix is None:
-        return Finding(title, None, "no labels were ranked")
+        return None, "no labels were ranked"
     total = matrix.sum()
     accuracy, largest = np.trace(matrix) / total, matrix.sum(axis=1).max() / total
     chance = 1 / len(matrix)
@@ -280,13 +272,11 @@ def _labels(measured: Measurement | None) -> Finding:
         f"most frequent label {100 * largest:.1f} %"
     )
     if accuracy < chance - 3 * math.sqrt(chance * (1 - chance) / total):
-        return Finding(
-            title, True, text, "worse than chance: are labels swapped somewhere?"
-        )
+        return (True, text, "worse than chance: are labels swapped somewhere?")
     if accuracy <= largest + 2 * math.sqrt(largest * (1 - largest) / total):
         advice = "hardly better than always answering the most frequent label"
-        return Finding(title, True, text, advice)
-    return Finding(title, False, text)
+        return True, text, advice
+    return False, text
 
 
 def confusion(measured: Measurement, system: int) -> Float[np.ndarray, "C C"] | None:
@@ -301,13 +291,10 @@ def confusion(measured: Measurement, system: int) -> Float[np.ndarray, "C C"] | 
     return labels.T @ answered
 
 
-def _number_of_examples(measured: Measurement | None) -> Finding:
-    title = "Number of examples"
+def _number_of_examples(measured: Measurement | None) -> Checked:
     if measured is None:
-        return Finding(title, None, "not measured for this page")
+        return None, "not measured for this page"
     count = len(next(iter(measured.tuned.metrics.values())).rows)
     if count < FEW_EXAMPLES:
-        return Finding(
-            title, True, f"{count:,}", "hold more out: so few say little about others"
-        )
-    return Finding(title, False, f"{count:,}")
+        return (True, f"{count:,}", "hold more out: so few say little about others")
+    return False, f"{count:,}"
