@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from prompt_tuning.cli.byte_sizes import format_size, parse_size
 from prompt_tuning.cli.run_options import add_run_options, check_options
-from prompt_tuning.cli.shared_options import add_config_option
+from prompt_tuning.cli.shared_options import add_config_option, check_folder
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.quantization.stores import PARAMETER_DTYPES
 from prompt_tuning.core.rematerialization import SavedActivations
@@ -146,11 +146,7 @@ def check_picture(options: argparse.Namespace) -> None:
         return
     if not options.pipeline:
         raise InputError("--picture draws the timeline of --pipeline: give both")
-    if not options.picture.parent.is_dir():
-        raise InputError(
-            f"--picture {options.picture}: the folder {options.picture.parent} does "
-            "not exist"
-        )
+    check_folder("--picture", options.picture)
 
 
 def table_row(name: str, *cells: str) -> str:

@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prompt_tuning.cli.option_types import numeric
-from prompt_tuning.cli.shared_options import refuse_bindings
+from prompt_tuning.cli.shared_options import check_folder, refuse_bindings
 from prompt_tuning.core.atomic_files import check_replaceable, write_file
-from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.number_ranges import NonnegativeInteger, PositiveInteger
 from prompt_tuning.core.progress_display import progress_bar
 from prompt_tuning.core.status_line import clear_status, status, update_status
@@ -91,8 +90,7 @@ def run(options: argparse.Namespace) -> int:
 
     refuse_bindings(options)
     file: Path = options.out
-    if not file.parent.is_dir():
-        raise InputError(f"--out {file}: the folder {file.parent} does not exist")
+    check_folder("--out", file)
     check_replaceable(file, force=options.force)
     console = Console()
     prompt = read_prompt(options.prompt)

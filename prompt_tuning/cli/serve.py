@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 
 from prompt_tuning.cli.adapter_options import add_adapter_option, named_adapters
 from prompt_tuning.cli.byte_sizes import format_size
-from prompt_tuning.cli.option_types import numeric
 from prompt_tuning.cli.run_options import GENERATES, add_run_options, check_options
-from prompt_tuning.cli.shared_options import add_config_option
+from prompt_tuning.cli.shared_options import add_config_option, add_numbers
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.number_ranges import (
     NonnegativeInteger,
@@ -130,10 +129,7 @@ def _add_sizes(parser: argparse.ArgumentParser) -> None:
         ),
         "samples": (SampleCount, 16, "maximum of n, the samples of a request"),
     }
-    for name, (hint, default, text) in numbers.items():
-        parser.add_argument(
-            f"--{name}", type=numeric(hint), default=default, metavar="N", help=text
-        )
+    add_numbers(parser, numbers)
 
 
 def check(options: argparse.Namespace) -> None:

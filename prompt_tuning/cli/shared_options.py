@@ -104,6 +104,16 @@ def add_prompt_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompt", type=Path, metavar="PATH", help=OTHER_PROMPT)
 
 
+def check_folder(option: str, file: Path) -> None:
+    """Checks that the folder of a file to write exists.
+
+    Raises:
+      InputError: if it does not.
+    """
+    if not file.parent.is_dir():
+        raise InputError(f"{option} {file}: the folder {file.parent} does not exist")
+
+
 def refuse_bindings(options: argparse.Namespace) -> None:
     """Raises an error for `--gin.NAME=value` in a command that reads no config.
 

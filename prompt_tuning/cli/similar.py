@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prompt_tuning.cli.option_types import numeric
-from prompt_tuning.cli.shared_options import refuse_bindings
+from prompt_tuning.cli.shared_options import check_folder, refuse_bindings
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.number_ranges import PositiveInteger
 
@@ -99,11 +99,7 @@ def _check_options(options: argparse.Namespace) -> None:
         return
     if importlib.util.find_spec("matplotlib") is None:
         raise InputError("--picture needs matplotlib: pip install matplotlib")
-    if not options.picture.parent.is_dir():
-        raise InputError(
-            f"--picture {options.picture}: the folder {options.picture.parent} does "
-            "not exist"
-        )
+    check_folder("--picture", options.picture)
 
 
 def _select_prompts(options: argparse.Namespace) -> list[Path]:
