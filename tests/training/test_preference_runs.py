@@ -16,6 +16,7 @@ from safetensors.numpy import load_file, save_file
 import prompt_tuning as pt
 from prompt_tuning.cli.main import main
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.pretrained.text_encoding import encode_given
 from prompt_tuning.training import stored_reference
 from prompt_tuning.training.stored_columns import read_stored
 from prompt_tuning.training.stored_reference import FORM, REFERENCE_FILE
@@ -264,6 +265,9 @@ def test_ratings_that_cannot_be_used_are_named(records, problem):
         )
 
 
+REJECTED = [answer[::-1].lower() for _, answer in UPPER]
+
+
 @pytest.fixture(scope="module")
 def first_run(files, tmp_path_factory) -> Path:
     """A run of two steps whose LoRA is a reference."""
@@ -294,24 +298,53 @@ def preferring(files, directory: Path, **settings) -> Any:
     )
 
 
-@pytest.mark.slow
-def test_a_run_that_starts_from_its_reference_begins_at_log_2(
-    files, first_run, tmp_path
-):
-    losses = {}
-    for name, kind in {"run": str(first_run), "frozen": "in_step"}.items():
-        tuned = preferring(
+@pytest.fixture(scope="module")
+def referenced(files, first_run, tmp_path_factory) -> dict[str, Any]:
+    """Models that start from a run, with it or the frozen model as the reference."""
+    return {
+        name: preferring(
             files,
-            tmp_path / name,
+            tmp_path_factory.mktemp(name) / "run",
             method=pt.LoRA(alpha=64.0),
             objective=pt.DPO(beta=0.5, reference=kind),
             start_from=str(first_run),
             learning_rate=1e-9,
         )
-        losses[name] = [logged(tmp_path / name)[0]["loss"]]
-        losses[name].append(tuned.evaluate()["preference_loss"])
+        for name, kind in {"run": str(first_run), "frozen": "in_step"}.items()
+    }
+
+
+@pytest.mark.slow
+def test_a_run_that_starts_from_its_reference_begins_at_log_2(referenced):
+    losses = {
+        name: [
+            logged(Path(tuned.run.directory))[0]["loss"],
+            tuned.evaluate()["preference_loss"],
+        ]
+        for name, tuned in referenced.items()
+    }
     np.testing.assert_allclose(losses["run"], np.log(2), atol=1e-5)
     assert np.abs(np.array(losses["frozen"]) - np.log(2)).min() > 1e-3
+
+
+@pytest.mark.slow
+def test_a_lead_is_that_of_the_answers_log_probabilities(referenced, files):
+    tuned, frozen = referenced["frozen"], pt.load(str(files.decoder))
+    leads = 0.0
+    for sign, answers in ((1, [c for _, c in UPPER[:4]]), (-1, REJECTED[:4])):
+        rows = [
+            (
+                encode_given(frozen.prompted, prompt),
+                [*frozen.tokenizer.encode(x), frozen.config.eos_id],
+            )
+            for (prompt, _), x in zip(UPPER, answers, strict=False)
+        ]
+        found = [np.array(x.loglikelihood(rows))[:, 0] for x in (tuned, frozen)]
+        leads += sign * (found[0] - found[1])
+    assert np.abs(leads).min() > 0
+    metrics = tuned.evaluate()
+    assert metrics["preference_margin"] == pytest.approx(np.mean(leads), abs=1e-4)
+    assert metrics["preference_accuracy"] == np.mean(leads > 0)
 
 
 @pytest.mark.slow
