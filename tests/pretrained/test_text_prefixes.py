@@ -1,6 +1,7 @@
 """Prefixes that start from a text."""
 
 import dataclasses
+import functools
 from typing import Any, cast
 
 import jax
@@ -50,10 +51,15 @@ def with_prefix(config):
     return with_numbers(build)
 
 
-def next_state(graph, parameters, tokens):
+@functools.partial(jax.jit, static_argnums=0)
+def read_tokens(graph, parameters, tokens):
     model = cast(LanguageModel, merge(graph, parameters))
-    state, _ = model.prefill(jnp.array([tokens]), jnp.array([len(tokens)]), 1)
+    state, _ = model.prefill(tokens, jnp.array(tokens.shape[1:]), 1)
     return state
+
+
+def next_state(graph, parameters, tokens):
+    return read_tokens(graph, parameters, np.array([tokens]))
 
 
 @pytest.mark.slow

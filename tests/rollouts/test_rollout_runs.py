@@ -24,6 +24,7 @@ from prompt_tuning.training.batch_sources import RolloutBatches
 from prompt_tuning.training.gradients import gradients
 from prompt_tuning.training.run_plan import plan_run
 from prompt_tuning.training.throughput import Meter
+from tests.support.exhaustive import sample
 from tests.support.small_runs import Killed, logged, trained_prompt
 
 SETTINGS = {
@@ -32,6 +33,9 @@ SETTINGS = {
     "Run.evaluation": None,
     "BATCH_SIZE": 4,
 }
+
+
+SOFT, LORA = pt.SoftPrompt(length=3), pt.LoRA(rank=2)
 
 
 def even(prompt: str, completion: str, row) -> float:
@@ -103,9 +107,23 @@ def first_batch(trainer):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("temperature", [1.0, 0.6])
-@pytest.mark.parametrize("method", [pt.SoftPrompt(length=3), pt.LoRA(rank=2)], ids=repr)
-@pytest.mark.parametrize("family", ["decoder", "t5"])
+@pytest.mark.parametrize(
+    ("family", "method", "temperature"),
+    sample(
+        4,
+        [
+            ("decoder", SOFT, 1.0),
+            ("decoder", LORA, 0.6),
+            ("t5", SOFT, 0.6),
+            ("t5", LORA, 1.0),
+            ("decoder", SOFT, 0.6),
+            ("decoder", LORA, 1.0),
+            ("t5", SOFT, 1.0),
+            ("t5", LORA, 0.6),
+        ],
+    ),
+    ids=repr,
+)
 def test_sampler_and_trainer_agree_on_probabilities(
     files, tmp_path, family, method, temperature
 ):
@@ -116,11 +134,16 @@ def test_sampler_and_trainer_agree_on_probabilities(
     objective: Objective = plan.objective(trainer.examples)
     assert isinstance(objective, GroupPolicy)
     parameters = trainer.parameters(trainer.start.trained)
-    opened = merge_model(trainer.model.graph, parameters)
-    hidden = opened.hidden(batch)
-    losses = objective._token_losses(hidden, opened.output_head(), batch)
+
+    @jax.jit
+    def compute(parameters, batch):
+        opened = merge_model(trainer.model.graph, parameters)
+        head = opened.output_head()
+        return objective._token_losses(opened.hidden(batch), head, batch).nll
+
+    nll = compute(parameters, batch)
     mask = batch.loss_weights > 0
-    differences = (-losses.nll - batch.columns[SAMPLER_LOGPROBS])[mask]
+    differences = (-nll - batch.columns[SAMPLER_LOGPROBS])[mask]
     assert mask.sum() > 30
     # The ratio of the first update is 1.
     np.testing.assert_allclose(np.exp(differences), 1, atol=1e-5)
@@ -165,10 +188,10 @@ def test_a_killed_run_ends_with_the_same_bits(files, tmp_path, monkeypatch, upda
     settings: dict[str, Any] = {"rollouts": {"updates": updates}}
     reinforce(files, tmp_path / "whole", **settings)
     expected = trained_prompt(tmp_path / "whole", 6)
-    sample = AnswerSampler.__call__
+    draw = AnswerSampler.__call__
 
     def kill(self, prompts, parameters, number, *rest):
-        answers = sample(self, prompts, parameters, number, *rest)
+        answers = draw(self, prompts, parameters, number, *rest)
         if number * updates == 4:
             raise Killed
         return answers
@@ -305,32 +328,39 @@ def test_a_run_without_differences_stops_with_dynamic_sampling(files, tmp_path):
     assert len(sampled_groups(answers_of(tmp_path / "run"))) == 3 * 4 * 3
 
 
+def reinforce_dynamically(files, directory):
+    rollouts = {"resample": 2, "replay": True, "weights": [1, 0]}
+    reinforce(files, directory, rewards=[often_equal, "logprob"], rollouts=rollouts)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def dynamic_run(files, tmp_path_factory):
+    """The directory of a run with dynamic sampling that nothing interrupts."""
+    return reinforce_dynamically(files, tmp_path_factory.mktemp("dynamic") / "run")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("sampling", [0, 1])
 def test_a_run_killed_in_dynamic_sampling_ends_with_the_same_bits(
-    files, tmp_path, monkeypatch, sampling
+    files, dynamic_run, tmp_path, monkeypatch, sampling
 ):
-    settings: dict[str, Any] = {
-        "rewards": [often_equal, "logprob"],
-        "rollouts": {"resample": 2, "replay": True, "weights": [1, 0]},
-    }
-    reinforce(files, tmp_path / "whole", **settings)
-    sample = AnswerSampler.__call__
+    draw = AnswerSampler.__call__
 
     def kill(self, prompts, parameters, number, *rest):
-        answers = sample(self, prompts, parameters, number, *rest)
+        answers = draw(self, prompts, parameters, number, *rest)
         if (number, *rest) == (5, sampling):
             raise Killed
         return answers
 
     monkeypatch.setattr(AnswerSampler, "__call__", kill)
     with pytest.raises(Killed):
-        reinforce(files, tmp_path / "killed", **settings)
+        reinforce_dynamically(files, tmp_path / "killed")
     monkeypatch.undo()
-    reinforce(files, tmp_path / "killed", **settings)
-    expected = trained_prompt(tmp_path / "whole", 6)
+    reinforce_dynamically(files, tmp_path / "killed")
+    expected = trained_prompt(dynamic_run, 6)
     assert trained_prompt(tmp_path / "killed", 6) == expected
-    written = (tmp_path / "whole" / ROLLOUTS_FILE).read_text()
+    written = (dynamic_run / ROLLOUTS_FILE).read_text()
     assert (tmp_path / "killed" / ROLLOUTS_FILE).read_text() == written
 
 
