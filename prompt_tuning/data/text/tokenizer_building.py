@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 SHIFTED = "sentencepiece.bpe.model"
 """Name of the file of classes that give pieces other ids than the file (XLM-R)."""
+SHIFTED_ROLES = ("bos_token", "pad_token", "eos_token", "unk_token")
+"""Roles of these classes' first tokens, which replace three pieces of the file."""
 MAXIMUM_VOCABULARY = 2**24
 """Maximum number of ids of a tokenizer."""
 MAXIMUM_EXTRA = 10_000
@@ -187,11 +189,18 @@ def read_class_pieces(
     further: list[Any] = [*pieces.added_tokens(), *class_tokens]
     parts = kind.build(settings, pieces.charsmap)
     if kind.is_unigram:
-        scores = [*pieces.scores, *((text, 0.0) for text in class_tokens)]
+        scores = pieces.scores
+        if kind.is_shifted:
+            texts = {**kind.roles, **special_tokens.role_texts(settings)}
+            first = [(texts[role], 0.0) for role in SHIFTED_ROLES]
+            scores = [*first, *scores[3:], (texts["mask_token"], 0.0)]
+        scores += [(text, 0.0) for text in class_tokens]
         tokenizer = _assemble(kind, parts, scores, [])
     else:
         vocabulary = {piece: i for i, (piece, _) in enumerate(pieces.scores)}
         tokenizer = _assemble(kind, parts, vocabulary, pieces.merges_by_id())
+    if kind.is_shifted:  # The replaced pieces are in the vocabulary by their roles.
+        return MainFile(tokenizer, kind.roles, QUICK)
     roles = pieces.roles() | dict(kind.roles)
     return MainFile(tokenizer, roles, QUICK, further)
 

@@ -62,6 +62,8 @@ class TokenizerClass:
         `tokenizer.json`.
       begin_role: role of the token that is always put before a text, or None.
       keeps_post_processor: whether the post-processor of a `tokenizer.json` counts.
+      is_shifted: whether BOS, padding, EOS and the unknown token take the place of a
+        sentencepiece file's first three pieces, and the mask follows, as in fairseq.
     """
 
     build: Callable[[Mapping[str, Any], bytes], Parts]
@@ -70,6 +72,7 @@ class TokenizerClass:
     add_bos: bool = False
     begin_role: str | None = None
     keeps_post_processor: bool = True
+    is_shifted: bool = False
 
 
 def _gpt2(settings: Mapping[str, Any], charsmap: bytes) -> Parts:
@@ -155,22 +158,35 @@ def _t5(settings: Mapping[str, Any], charsmap: bytes) -> Parts:
     )
 
 
+def _xlm_roberta(settings: Mapping[str, Any], charsmap: bytes) -> Parts:
+    from tokenizers import decoders, pre_tokenizers
+
+    parts = _t5(settings, charsmap)
+    scheme = "never" if settings.get("add_prefix_space") is False else "always"
+    split = pre_tokenizers.Metaspace("\u2581", scheme)
+    return dataclasses.replace(
+        parts,
+        options={"unk_id": 3, "byte_fallback": False},
+        pre_tokenizer=pre_tokenizers.Sequence(
+            [pre_tokenizers.WhitespaceSplit(), split]
+        ),
+        decoder=decoders.Metaspace("\u2581", scheme),
+    )
+
+
 def _ends(text: str, *roles: str) -> dict[str, str]:
     return dict.fromkeys((*roles, "eos_token", "unk_token"), text)
 
 
 _PIECES = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
-_ROBERTA = TokenizerClass(
-    _gpt2,
-    {
-        **_PIECES,
-        "sep_token": "</s>",
-        "pad_token": "<pad>",
-        "cls_token": "<s>",
-        "mask_token": "<mask>",
-    },
-    begin_role="cls_token",
-)
+_ROBERTA_ROLES = {
+    **_PIECES,
+    "sep_token": "</s>",
+    "pad_token": "<pad>",
+    "cls_token": "<s>",
+    "mask_token": "<mask>",
+}
+_ROBERTA = TokenizerClass(_gpt2, _ROBERTA_ROLES, begin_role="cls_token")
 CLASSES: Mapping[str, TokenizerClass] = {
     "GPT2Tokenizer": TokenizerClass(_gpt2, _ends(END, "bos_token")),
     "CodeGenTokenizer": TokenizerClass(_gpt2, _ends(END, "bos_token")),
@@ -206,6 +222,13 @@ CLASSES: Mapping[str, TokenizerClass] = {
             "pad_token": "<pad>",
             "mask_token": "<mask>",
         },
+    ),
+    "XLMRobertaTokenizer": TokenizerClass(
+        _xlm_roberta,
+        _ROBERTA_ROLES,
+        is_unigram=True,
+        begin_role="bos_token",
+        is_shifted=True,
     ),
     "T5Tokenizer": TokenizerClass(
         _t5,

@@ -77,7 +77,6 @@ def write_class(folder, name, files):
         ("MBart50TokenizerFast", "sentencepiece.bpe.model"),
         ("NllbTokenizer", "sentencepiece.bpe.model"),
         ("M2M100Tokenizer", "sentencepiece.bpe.model"),
-        ("XLMRobertaTokenizer", "sentencepiece.bpe.model"),
         ("PegasusTokenizer", "spiece.model"),
         ("BlenderbotTokenizer", "merges.txt"),
     ],
@@ -104,6 +103,37 @@ def test_the_file_counts_where_the_settings_name_a_wrong_class(model_type, tmp_p
     alone = shutil.copytree(folder, tmp_path / "alone")
     (alone / "tokenizer_config.json").unlink()
     assert found.encode(" a") == load_tokenizer(alone).encode(" a")
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("named", ["XLMRobertaTokenizerFast", None])
+@pytest.mark.parametrize("settings", [{}, {"cls_token": "t", "mask_token": "<m>"}])
+def test_pieces_of_xlm_roberta_have_the_ids_of_transformers(named, settings, tmp_path):
+    import transformers
+
+    folder = write_class(tmp_path / "tokenizer", named, ["sentencepiece.bpe.model"])
+    config = {"tokenizer_class": named} | settings
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text('{"model_type": "xlm-roberta"}')
+    theirs = transformers.AutoTokenizer.from_pretrained(str(folder))
+    theirs.save_pretrained(str(tmp_path / "saved"))  # as tokenizer.json
+    for ours in map(load_tokenizer, (folder, tmp_path / "saved")):
+        for text in [*TEXTS, "The <mask> dog <m>", ""]:
+            ids = theirs(text, add_special_tokens=False).input_ids
+            assert ours.encode(text) == ids, text
+            assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
+        assert (*ours.begin_ids, ours.eos_id) == tuple(theirs("").input_ids)
+        assert (ours.pad_id, ours.vocabulary_size) == (theirs.pad_token_id, len(theirs))
+
+
+def test_pieces_of_xlm_roberta_follow_four_tokens(tmp_path):
+    """BOS, padding, EOS and unknown have the ids 0 to 3, as in fairseq."""
+    name, file = "XLMRobertaTokenizer", "sentencepiece.bpe.model"
+    ours = load_tokenizer(write_class(tmp_path / "tokenizer", name, [file]))
+    first = [ours.token(id) for id in range(5)]
+    assert first == ["<s>", "<pad>", "</s>", "<unk>", "\u2581"]
+    assert ours.token(ours.vocabulary_size - 1) == "<mask>"
+    assert (ours.begin_ids, ours.eos_id, ours.pad_id) == ((0,), 2, 1)
 
 
 @pytest.mark.torch
