@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from scripts.bench import hlo
+from scripts.bench import hlo, latent
 from scripts.bench.__main__ import main
 from scripts.bench.cases import CASES, HYBRIDS, IGNORED, make_prompt, make_rows, width
 from scripts.bench.evaluation import check_agreement as check_metrics
@@ -43,6 +43,16 @@ from scripts.bench.steps import (
 from scripts.bench.tables import markdown, sheets
 from scripts.bench.traffic import traffic
 from scripts.bench.workers import Worker, WorkerError, take_turns
+
+
+@pytest.mark.slow
+def test_compressed_keys_take_the_rank_and_one_rotated_head(monkeypatch, capsys):
+    """576 numbers for each token of each layer, in float32."""
+    command = ["latent", "--rows", "1", "--length", "1024", "--turns", "1"]
+    monkeypatch.setattr(sys, "argv", command)
+    latent.main()
+    size = 2 * 1024 * 576 * 4 / 2**20
+    assert re.search(rf"compressed: .* {size:.1f} MiB", capsys.readouterr().out)
 
 
 def scanned_attention(query, kernels):
