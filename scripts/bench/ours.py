@@ -107,7 +107,7 @@ class Prepared:
     placement: Placement | None = None
 
     def compile_step(self) -> CompiledStep:
-        """Returns the library's step; each call returns one with separate programs."""
+        """Returns the library's step."""
         return compile_step(
             self.graph, self.optimizer, dropout=False, placement=self.placement
         )
