@@ -1784,7 +1784,7 @@ def Rollouts(
       ...     objective=pt.GRPO(),
       ...     rollouts=rollouts,
       ...     steps=2,
-      ...     batch_size=2,
+      ...     batch_size=4,
       ...     progress=False,
       ... )
     """

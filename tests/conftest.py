@@ -175,3 +175,15 @@ def _forget_programs():
     if not MAPPED.exists() or MAPPED.read_bytes().count(b"\n") > 20_000:
         jax.clear_caches()
         gc.collect()
+
+
+@pytest.fixture(autouse=True)
+def _trace_replaced_code(request):
+    """Traces steps anew in a test that may replace code, and afterwards."""
+    replaces = "monkeypatch" in request.fixturenames
+    for when in ("before", "after"):
+        module = sys.modules.get("prompt_tuning.training.step")
+        if replaces and module is not None:
+            module._jit_of_equals.cache_clear()
+        if when == "before":
+            yield

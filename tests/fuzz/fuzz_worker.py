@@ -98,6 +98,8 @@ def run_cases(
       seed: seed of the damage.
       cases: index of the kind, and number of each case.
     """
+    # Importing a module writes its bytecode outside a case's folder.
+    sys.dont_write_bytecode = True
     warnings.simplefilter("ignore")
     # Drawing starts a program that lists the fonts, once on a machine.
     importlib.import_module("matplotlib.font_manager")
