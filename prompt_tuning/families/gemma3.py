@@ -60,14 +60,12 @@ GEMMA3 = GEMMA3_TEXT.like(
     "gemma3",
     "Gemma 3 with images (text model only)",
     read_gemma3_with_images,
-    recipes=text_part.text_part_recipes,
-    embedding_tables=text_part.TABLES,
+    **text_part.FIELDS,
     head_name=text_part.STORED_HEAD,
-    token_parts=(text_part.TEXT,),
     unread_parts=("vision_tower", "multi_modal_projector"),
     unread_modules=tuple(
         f"model.vision_tower.encoder.layers.{{}}.self_attn.{name}_proj"
         for name in ("q", "k", "v")
     ),
-    more_inert=text_part.IMAGE_TOKENS | {"vision_config", "mm_tokens_per_image"},
+    more_inert=text_part.IMAGE_SETTINGS | {"mm_tokens_per_image"},
 )

@@ -22,7 +22,7 @@ from prompt_tuning.families.layer_settings import read_unrotated, read_windows
 from prompt_tuning.families.llama import LLAMA
 from prompt_tuning.families.llama_layout import INERT, layout_recipes, read_rotated
 from prompt_tuning.families.rotary_settings import FULL
-from prompt_tuning.families.text_part import IMAGE_TOKENS, TEXT, read_text_part
+from prompt_tuning.families.text_part import IMAGE_SETTINGS, TEXT, read_text_part
 
 CHUNKED = "chunked_attention"
 STEM = "feed_forward."
@@ -132,5 +132,5 @@ LLAMA4 = LLAMA4_TEXT.like(
         f"vision_model.model.layers.{{}}.self_attn.{name}_proj"
         for name in ("q", "k", "v", "o")
     ),
-    more_inert=IMAGE_TOKENS | {"vision_config"},
+    more_inert=IMAGE_SETTINGS,
 )

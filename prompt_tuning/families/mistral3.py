@@ -19,12 +19,9 @@ MISTRAL3 = MISTRAL.like(
     "mistral3",
     "Mistral Small 3.1 and Ministral 3 with images (text model only)",
     read_mistral3,
-    recipes=text_part.text_part_recipes,
-    embedding_tables=text_part.TABLES,
+    **text_part.FIELDS,
     head_name=text_part.STORED_HEAD,
     omits_tied_setting=True,
-    prefix_aliases=text_part.ALIASES,
-    token_parts=(text_part.TEXT,),
     unread_parts=("vision_tower", "multi_modal_projector"),
     unread_modules=tuple(
         f"model.vision_tower.transformer.layers.{{}}.{name}_proj"
@@ -33,9 +30,9 @@ MISTRAL3 = MISTRAL.like(
             *("feed_forward.gate", "feed_forward.up", "feed_forward.down"),
         )
     ),
-    more_inert=text_part.IMAGE_TOKENS
+    more_inert=text_part.IMAGE_SETTINGS
     | {
-        *("vision_config", "vision_feature_layer", "spatial_merge_size"),
+        *("vision_feature_layer", "spatial_merge_size"),
         *("projector_hidden_act", "multimodal_projector_bias"),
     },
 )

@@ -33,12 +33,9 @@ QWEN3_5 = QWEN3_5_TEXT.like(
     "qwen3_5",
     "Qwen 3.5 (dense) with images (text model only)",
     functools.partial(text_part.read_text_part, readers=READERS, tied=False),
-    recipes=qwen3_5_images_recipes,
-    embedding_tables=text_part.TABLES,
-    prefix_aliases=text_part.ALIASES,
-    token_parts=(text_part.TEXT,),
+    **text_part.FIELDS | {"recipes": qwen3_5_images_recipes},
     unread_parts=("visual",),
-    more_inert=text_part.IMAGE_TOKENS | {"vision_config"},
+    more_inert=text_part.IMAGE_SETTINGS,
 )
 QWEN3_5_MOE = QWEN3_5.like(
     "qwen3_5_moe",

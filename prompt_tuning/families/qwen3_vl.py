@@ -28,10 +28,7 @@ QWEN3_VL = QWEN3.like(
     "qwen3_vl",
     "Qwen 3 VL (dense; text model only)",
     read_qwen3_vl,
-    recipes=text_part.text_part_recipes,
-    embedding_tables=text_part.TABLES,
-    prefix_aliases=text_part.ALIASES,
-    token_parts=(text_part.TEXT,),
+    **text_part.FIELDS,
     unread_parts=("visual",),
-    more_inert=text_part.IMAGE_TOKENS | {"vision_config"},
+    more_inert=text_part.IMAGE_SETTINGS,
 )

@@ -15,12 +15,12 @@ STORED, LOADED = "language_model.model.", "model.language_model."
 ALIASES = (LOADED, STORED, "language_model.", "model.")
 TABLES = (f"{STORED}embed_tokens.weight", f"{LOADED}embed_tokens.weight")
 STORED_HEAD = "language_model.lm_head.weight"
-IMAGE_TOKENS = frozenset(
+IMAGE_SETTINGS = frozenset(
     f"{kind}_token_{suffix}"
     for kind in ("boi", "eoi", "image", "video", "vision_start", "vision_end")
     for suffix in ("id", "index")
-)
-"""Settings that name the tokens around images, which are tokens as any other."""
+) | {"vision_config"}
+"""Settings of images, and of the tokens around them, which are tokens as any other."""
 
 
 def read_text_part(
@@ -60,3 +60,12 @@ def part_names(names: Collection[str]) -> tuple[str, str]:
         STORED if TABLES[0] in names else LOADED,
         STORED_HEAD if STORED_HEAD in names else "lm_head.weight",
     )
+
+
+FIELDS: Mapping[str, Any] = {
+    "recipes": text_part_recipes,
+    "embedding_tables": TABLES,
+    "prefix_aliases": ALIASES,
+    "token_parts": (TEXT,),
+}
+"""Fields of a `Family` that all these models have in common."""
