@@ -62,7 +62,7 @@ def part_names(names: Collection[str]) -> tuple[str, str]:
     )
 
 
-FIELDS: Mapping[str, Any] = {
+FIELDS: dict[str, Any] = {
     "recipes": text_part_recipes,
     "embedding_tables": TABLES,
     "prefix_aliases": ALIASES,
