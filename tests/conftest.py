@@ -179,11 +179,16 @@ def _forget_programs():
 
 @pytest.fixture(autouse=True)
 def _trace_replaced_code(request):
-    """Traces steps anew in a test that may replace code, and afterwards."""
+    """Traces steps anew in a test that may replace code, and after it."""
     replaces = "monkeypatch" in request.fixturenames
-    for when in ("before", "after"):
-        module = sys.modules.get("prompt_tuning.training.step")
-        if replaces and module is not None:
-            module._jit_of_equals.cache_clear()
-        if when == "before":
-            yield
+    if replaces:
+        _forget_steps()
+    yield
+    if replaces:
+        _forget_steps()
+
+
+def _forget_steps() -> None:
+    module = sys.modules.get("prompt_tuning.training.step")
+    if module is not None:
+        module._jit_of_equals.cache_clear()

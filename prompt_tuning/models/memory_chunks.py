@@ -25,6 +25,18 @@ CHUNK = 64
 """Positions of a chunk; all pairs within one are computed together."""
 
 
+class ChunkNumbers(NamedTuple):
+    """Numbers of the examples in a chunk of packed rows, or stacked in all chunks.
+
+    Attributes:
+      examples: example of each position, `[R, C]`.
+      previous: example of the last position before the chunk, `[R]`.
+    """
+
+    examples: Int[Array, "*chunks R C"]
+    previous: Int[Array, "*chunks R"]
+
+
 class ChunkExamples(NamedTuple):
     """The examples in a chunk of packed rows, and the memory that each starts with.
 
@@ -47,14 +59,14 @@ class ChunkExamples(NamedTuple):
     def create(
         cls,
         starts: Float[Array, "R n H K V"],
-        examples: Int[Array, "R C"] | None,
-        previous: Int[Array, "R"] | None,
+        numbers: ChunkNumbers | None,
         length: int,
     ) -> "ChunkExamples":
-        """Describes a chunk of `length` positions after the example `previous`."""
+        """Describes a chunk of `length` positions; `numbers` is None unless packed."""
         together = jnp.tri(length, dtype=bool)[None]
-        if examples is None or previous is None:
+        if numbers is None:
             return cls(starts, together, None, None)
+        examples, previous = numbers
         together &= examples[:, :, None] == examples[:, None, :]
         base = jax.nn.one_hot(jnp.maximum(examples - 1, 0), starts.shape[1])
         if starts.shape[1] == 1:
@@ -169,12 +181,12 @@ def run_chunks(
         return padded.reshape(rows, count, chunk, *x.shape[2:]).swapaxes(0, 1)
 
     wide = jax.tree.map(lambda x: split(x.astype(jnp.float32)).swapaxes(2, 3), inputs)
-    examples, last = None, None
+    numbers = None
     if segments is not None:
         examples = split(segments, "edge")
         # Before the first position there is no example, so all begin with their memory.
         last = jnp.concatenate([jnp.full((1, rows), -1), examples[:-1, :, -1]])
-    numbers = ChunkNumbers(examples, last)
+        numbers = ChunkNumbers(examples, last)
     outputs: Any = _scan_chunks(
         rule, wide, starts.astype(jnp.float32), constants, numbers
     )
@@ -182,18 +194,6 @@ def run_chunks(
     joined = jnp.moveaxis(output, (0, 3), (1, 2))  # [R, chunks, C, H, V]
     joined = joined.reshape(rows, count * chunk, *joined.shape[3:])
     return named(joined[:, :length], MEMORY), memory
-
-
-class ChunkNumbers(NamedTuple):
-    """Numbers of the examples in the chunks of packed rows; both None in other rows.
-
-    Attributes:
-      examples: example of each position, `[chunks, R, C]`.
-      previous: example of the last position before each chunk, `[chunks, R]`.
-    """
-
-    examples: Int[Array, "chunks R C"] | None
-    previous: Int[Array, "chunks R"] | None
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -241,5 +241,5 @@ _scan_chunks.defvjp(_scan_forward, _scan_backward)
 
 def _apply(rule, inputs, numbers, memory, starts, constants):
     length = jax.tree.leaves(inputs)[0].shape[2]
-    examples = ChunkExamples.create(starts, numbers.examples, numbers.previous, length)
+    examples = ChunkExamples.create(starts, numbers, length)
     return rule(inputs, memory, examples, *constants)

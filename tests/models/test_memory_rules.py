@@ -160,7 +160,7 @@ def test_a_small_decay_after_large_ones_keeps_its_digits():
     decay = np.full((R, 64, H), -90.0, np.float32)
     decay[:, 32:] = -0.001 * np.arange(1, 33)[:, None]
     left = np.exp(np.cumsum(decay[:, 33:].astype(np.float64), axis=1))
-    chunks = ChunkExamples.create(MEMORY[:, None], None, None, 64)
+    chunks = ChunkExamples.create(MEMORY[:, None], None, 64)
     _, actual = chunks.decays(jnp.asarray(decay).swapaxes(1, 2))
     np.testing.assert_allclose(actual[:, :, 33:, 32], left.swapaxes(1, 2), rtol=3e-7)
 
