@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +17,18 @@ from starlette.types import ASGIApp
 
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.decoding.decoding_engine import DecodingEngine
-from prompt_tuning.server import openai_requests, prometheus, server_limits
+from prompt_tuning.decoding.engine_metrics import EngineMetrics
+from prompt_tuning.server import openai_requests, server_limits
 from prompt_tuning.server.embedding_routes import EmbeddingRoutes
 from prompt_tuning.server.engine_thread import EngineThread
 from prompt_tuning.server.event_stream import BodyReader, error_of, json_response
 from prompt_tuning.server.generation_routes import CLAMPED, GONE, GenerationRoutes
 from prompt_tuning.server.request_fields import UnknownFields, check_known
-from prompt_tuning.server.request_guard import RequestGuard
-from prompt_tuning.server.running_requests import RunningRequests, client_of
+from prompt_tuning.server.running_requests import (
+    RequestGuard,
+    RunningRequests,
+    client_of,
+)
 from prompt_tuning.server.served_models import ServedModels
 from prompt_tuning.server.tokenizer_routes import TokenizerRoutes
 
@@ -167,10 +171,8 @@ class ServerApplication:
     async def _metrics(self, request: HttpRequest) -> Response:
         del request
         metrics = await self.thread.metrics()
-        text = prometheus.prometheus_text(metrics, self._running.statuses)
-        return PlainTextResponse(
-            text, headers={"Content-Type": prometheus.CONTENT_TYPE}
-        )
+        text = prometheus_text(metrics, self._running.statuses)
+        return PlainTextResponse(text, headers={"Content-Type": CONTENT_TYPE})
 
     async def _list_models(self, request: HttpRequest) -> Response:
         del request
@@ -212,8 +214,6 @@ class ServerApplication:
         await self.models.unload(self.thread, name)
         return PlainTextResponse(f"adapter {shown(name)} is unloaded")
 
-    # Generation
-
 
 async def _answer_error(request: HttpRequest, problem: Exception) -> Response:
     del request
@@ -232,3 +232,32 @@ async def _answer_http(request: HttpRequest, problem: Exception) -> Response:
 async def _answer_gone(request: HttpRequest, problem: Exception) -> Response:
     del request, problem
     return Response(status_code=GONE)
+
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+HELP = {
+    "slots": ("gauge", "number of slots"),
+    "active": ("gauge", "rows that generate"),
+    "queued": ("gauge", "rows that wait for a slot"),
+    "requests": ("counter", "requests submitted to the engine"),
+    "finished": ("counter", "rows that ended by themselves"),
+    "cancelled": ("counter", "rows whose client went away"),
+    "given_tokens": ("counter", "tokens of submitted texts"),
+    "new_tokens": ("counter", "generated tokens"),
+    "tokens_per_second": ("gauge", "generated tokens per second, latest steps"),
+    "first_token_seconds": ("gauge", "mean time to the first token, latest rows"),
+    "key_value_bytes": ("gauge", "bytes of keys and values, used or not"),
+}
+
+
+def prometheus_text(metrics: EngineMetrics, statuses: Mapping[int, int]) -> str:
+    """Returns the metrics of an engine and the counts of answers by status."""
+    lines = []
+    for name, (kind, text) in HELP.items():
+        label = f"prompt_tuning_{name}" + ("_total" if kind == "counter" else "")
+        lines += [f"# HELP {label} {text}", f"# TYPE {label} {kind}"]
+        lines.append(f"{label} {getattr(metrics, name)}")
+    label = "prompt_tuning_answers_total"
+    lines += [f"# HELP {label} HTTP answers by status", f"# TYPE {label} counter"]
+    lines += [f'{label}{{status="{x}"}} {n}' for x, n in sorted(statuses.items())]
+    return "\n".join(lines) + "\n"

@@ -16,8 +16,7 @@ from prompt_tuning.decoding.request import (
     RequestHandle,
     TokenLogprob,
 )
-from prompt_tuning.server.chat_message import ChatMessage
-from prompt_tuning.server.chat_syntax import ChatSyntax
+from prompt_tuning.server.chat_syntax import ChatMessage, ChatSyntax
 from prompt_tuning.server.given_parts import (
     NOTHING_GIVEN,
     GivenParts,

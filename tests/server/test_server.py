@@ -30,7 +30,7 @@ pytest.importorskip("starlette", reason="needs the extra serve")
 pytest.importorskip("uvicorn", reason="needs the extra serve")
 
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.server import connections, openai_requests
+from prompt_tuning.server import http_server, openai_requests
 from prompt_tuning.server.http_server import HttpServer
 from prompt_tuning.server.running_requests import RunningRequests
 from prompt_tuning.server.server_limits import (
@@ -520,7 +520,7 @@ def test_a_full_queue_is_refused_and_a_client_that_leaves_frees_its_slots(server
 def test_requests_that_never_end_exclude_no_others(server, monkeypatch):
     half = b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9\r\n"
     kind = b"Content-Type: application/json\r\nAuthorization: Bearer %s\r\n\r\n{"
-    config, limit = server.server.config, connections.SPARE_CONNECTIONS + 8
+    config, limit = server.server.config, http_server.SPARE_CONNECTIONS + 8
     monkeypatch.setattr(config, "limit_concurrency", limit)
     address = ("127.0.0.1", server.port)
     with contextlib.ExitStack() as stack:
@@ -534,7 +534,7 @@ def test_requests_that_never_end_exclude_no_others(server, monkeypatch):
         # The oldest ones were closed.
         with contextlib.suppress(ConnectionResetError):
             assert opened[0].recv(1) == b""
-        monkeypatch.setattr(connections, "HEADER_SECONDS", 0)
+        monkeypatch.setattr(http_server, "HEADER_SECONDS", 0)
         with contextlib.suppress(ConnectionResetError):
             assert opened[-2].recv(1) == b""
 
