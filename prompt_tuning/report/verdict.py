@@ -130,10 +130,7 @@ def compare(
     second = measured.results[other].groups[category][metric]
     evaluation = measured.evaluation
     low, high = difference_interval(
-        first,
-        second,
-        resamples=evaluation.resamples,
-        seed=evaluation.bootstrap_seed,
+        first, second, resamples=evaluation.resamples, seed=evaluation.bootstrap_seed
     )
     gain = first.value - second.value
     if DIRECTIONS.get(metric, "max") == "min":

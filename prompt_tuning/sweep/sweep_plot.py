@@ -34,11 +34,7 @@ def plot_curves(summary: SweepSummary, file: Path) -> None:
         for ax, metric in zip(panels, metrics, strict=True):
             curves = [
                 _draw(
-                    ax,
-                    result,
-                    metric,
-                    colors[result.name],
-                    result.name == summary.best,
+                    ax, result, metric, colors[result.name], result.name == summary.best
                 )
                 for result in summary.results
                 if result.curve(metric)

@@ -51,10 +51,7 @@ class ClassRowReader:
             lengths[number] = len(example.inputs)
             counts[number] = np.count_nonzero(example.weights)
         return dataclasses.replace(
-            index,
-            input_lengths=lengths,
-            target_lengths=lengths,
-            weight_counts=counts,
+            index, input_lengths=lengths, target_lengths=lengths, weight_counts=counts
         )
 
     def kept(self, token_types: row_readers.TokenTypes) -> row_readers.TokenMask:

@@ -89,10 +89,7 @@ class FollowingExamples(Examples):
     """
 
     def __init__(
-        self,
-        table: Examples,
-        texts: Sequence[Sequence[int]],
-        begin_ids: Sequence[int],
+        self, table: Examples, texts: Sequence[Sequence[int]], begin_ids: Sequence[int]
     ):
         lengths = np.array([len(text) for text in texts], np.int64)
         self.__dict__.update(table.__dict__)

@@ -27,8 +27,7 @@ class ExampleBounds(NamedTuple):
 
 
 RowSplitter = Callable[
-    [Integer[np.ndarray, "c n"] | None, Bool[np.ndarray, "c n"]],
-    ExampleBounds,
+    [Integer[np.ndarray, "c n"] | None, Bool[np.ndarray, "c n"]], ExampleBounds
 ]
 """Splits rows into examples, given the rows' token types, if any, and a mask of the
 tokens to include."""

@@ -21,10 +21,7 @@ from prompt_tuning.data.preparation.output_files import (
     is_output_name,
     write_output,
 )
-from prompt_tuning.data.preparation.preparation_settings import (
-    Preparation,
-    WorkerCount,
-)
+from prompt_tuning.data.preparation.preparation_settings import Preparation, WorkerCount
 from prompt_tuning.data.preparation.record_index import (
     InputSummary,
     RecordIndex,

@@ -70,11 +70,7 @@ def find_delimiter(path: Path, quotes: bool) -> str:
 
 
 def read_header(
-    path: Path,
-    delimiter: str,
-    quotes: bool,
-    hint: str,
-    name: Path | None = None,
+    path: Path, delimiter: str, quotes: bool, hint: str, name: Path | None = None
 ) -> tuple[str, ...]:
     """Returns the unique column names of a table.
 

@@ -122,10 +122,7 @@ def check_link(path: Path, file: h5py.Group, name: str) -> None:
     """Refuses a link: an object has to be in the file itself."""
     kind = file.id.links.get_info(name.encode()).type
     if kind != h5l.TYPE_HARD:
-        names = {
-            h5l.TYPE_SOFT: "a soft link",
-            h5l.TYPE_EXTERNAL: "a link to a file",
-        }
+        names = {h5l.TYPE_SOFT: "a soft link", h5l.TYPE_EXTERNAL: "a link to a file"}
         raise InputError(
             f"{path}: {shown(name)} is {names.get(kind, 'a user-defined link')}, "
             "expected a data set in the file itself: links are not followed, copy the "

@@ -12,10 +12,7 @@ from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.data.rows import hdf5_files
 from prompt_tuning.data.rows.tasks import PROMPT_IDS
-from prompt_tuning.data.rows.token_columns import (
-    LOSS_WEIGHTS,
-    TokenColumns,
-)
+from prompt_tuning.data.rows.token_columns import LOSS_WEIGHTS, TokenColumns
 
 INPUT_IDS = "input_ids"
 TOKEN_TYPE_IDS = "token_type_ids"

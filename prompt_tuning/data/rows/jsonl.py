@@ -19,11 +19,7 @@ from prompt_tuning.data.rows.compressed_files import open_content
 from prompt_tuning.data.text.conversations import read_alpaca
 from prompt_tuning.data.text.record_fields import refuse_unread
 from prompt_tuning.data.text.templates import TokenTemplate
-from prompt_tuning.data.text.tokenizers import (
-    Tokenizer,
-    continued_pair,
-    encode_prompt,
-)
+from prompt_tuning.data.text.tokenizers import Tokenizer, continued_pair, encode_prompt
 
 MAXIMUM_LINE = 2**22
 """Maximum size of a line in bytes, which bounds the time that encoding it takes."""

@@ -40,9 +40,7 @@ def ignore(content: object) -> None:
 
 
 def find_spans(
-    path: Path,
-    delimiter: bytes | None,
-    consume: Callable[[bytes], object] = ignore,
+    path: Path, delimiter: bytes | None, consume: Callable[[bytes], object] = ignore
 ) -> Iterator[RecordSpan]:
     """Yields the span of every record of a file; blank lines are not records.
 

@@ -106,16 +106,11 @@ def warn_of_unread(
     names = sorted(name for name in content if name not in known)
     names = [name for name in names if content[name] not in _SAYS_NOTHING]
     if names:
-        warnings.warn(
-            f"{location}: the keys {shown(names)} are not read",
-            stacklevel=2,
-        )
+        warnings.warn(f"{location}: the keys {shown(names)} are not read", stacklevel=2)
 
 
 def refuse_unread(
-    content: Mapping[str, Any],
-    location: str,
-    read: Collection[str] = (),
+    content: Mapping[str, Any], location: str, read: Collection[str] = ()
 ) -> None:
     """Refuses a record with an unread field that would change what is learned."""
     for name in sorted(content.keys() & REFUSED.keys()):

@@ -24,10 +24,7 @@ from prompt_tuning.data.text.gguf_tokenizer import (
 )
 from prompt_tuning.data.text.library_errors import reporting_errors
 from prompt_tuning.data.text.special_tokens import ROLES, SpecialTokens
-from prompt_tuning.data.text.tokenizer_building import (
-    BuiltTokenizer,
-    build_tokenizer,
-)
+from prompt_tuning.data.text.tokenizer_building import BuiltTokenizer, build_tokenizer
 from prompt_tuning.data.text.tokenizer_folder import find_tokenizer
 
 if TYPE_CHECKING:
@@ -288,11 +285,7 @@ def separate_pair(
     return tokenizer.encode(prompt), tokenizer.encode(completion)
 
 
-def load_tokenizer(
-    path: str | Path,
-    *,
-    eos_id: int | None = None,
-) -> Tokenizer:
+def load_tokenizer(path: str | Path, *, eos_id: int | None = None) -> Tokenizer:
     """Reads a tokenizer from a file, or from the folder of a checkpoint.
 
     In a folder, the first of these files is read: `tokenizer.json`, `tokenizer.model`,
