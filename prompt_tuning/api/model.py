@@ -32,8 +32,12 @@ from prompt_tuning.core.setting_hints import python_hints
 from prompt_tuning.data.batching.batches import stream_batches
 from prompt_tuning.data.batching.plan_batches import plan_batches
 from prompt_tuning.data.examples.example_loading import load_examples
-from prompt_tuning.data.rows.python_rows import data_files, split_of
-from prompt_tuning.data.rows.python_tables import is_columns, table_rows
+from prompt_tuning.data.rows.python_rows import (
+    data_files,
+    is_columns,
+    split_of,
+    table_rows,
+)
 from prompt_tuning.data.text.tokenizers import Tokenizer
 from prompt_tuning.models.scoring import merge_model
 from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained

@@ -115,7 +115,7 @@ def rule_from_options(options: argparse.Namespace) -> "TypeRule":
       InputError: if a token or a file cannot be used.
     """
     from prompt_tuning.data.text.tokenizers import load_tokenizer
-    from prompt_tuning.data.tools.array_files import read_array
+    from prompt_tuning.data.tools.token_type_files import read_array
     from prompt_tuning.data.tools.type_rules import (
         AllCompletion,
         EndTokens,

@@ -3,11 +3,10 @@
 from pathlib import Path
 
 from prompt_tuning.data.rows.line_formats import FormatChoice
-from prompt_tuning.data.text.chat_templates import ChatTemplate
+from prompt_tuning.data.text.chat_templates import ChatTemplate, turn_ends
 from prompt_tuning.data.text.message_forms import Message
 from prompt_tuning.data.text.template_renderer import ChatRecord
 from prompt_tuning.data.text.tokenizers import Tokenizer
-from prompt_tuning.data.text.turn_ends import turn_ends
 
 
 class ChatEncoder:

@@ -15,7 +15,7 @@ from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.core.typed_json import read_object
 from prompt_tuning.data.examples.example_table import Examples
 from prompt_tuning.data.rows import hdf5_files
-from prompt_tuning.data.rows.hdf5_table import INPUT_IDS
+from prompt_tuning.data.rows.hdf5_rows import INPUT_IDS
 from prompt_tuning.data.rows.jsonl import JsonLine
 from prompt_tuning.data.rows.jsonl_rows import JsonlRows
 from prompt_tuning.data.rows.text_records import read_records

@@ -27,7 +27,7 @@ from prompt_tuning.evaluation.exact_match import (
     decide_by_tokens,
     exact_matches,
 )
-from prompt_tuning.evaluation.label_measure import LabelMeasure
+from prompt_tuning.evaluation.label_ranker import LabelMeasure
 from prompt_tuning.evaluation.metric_sums import MetricSums, mean_metric
 from prompt_tuning.evaluation.preference_measure import METRICS as PREFERENCE_METRICS
 from prompt_tuning.evaluation.preference_measure import PreferenceMeasure

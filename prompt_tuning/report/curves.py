@@ -3,12 +3,13 @@
 import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from prompt_tuning.core import learning_rates
+from prompt_tuning.core.errors import InputError
 from prompt_tuning.report.recorded_run import Curve, RecordedRun
-from prompt_tuning.report.schedule import learning_rate_curve
 from prompt_tuning.training.metrics_log import EVALUATION
 
 POINTS = 9600
@@ -22,6 +23,12 @@ LAST = (
 )
 LOG_RATIO = 50.0
 """Ratio of values above which an axis is logarithmic."""
+SCHEDULES = (
+    "warmup_constant",
+    "warmup_linear_decay",
+    "warmup_cosine_decay",
+    "warmup_rsqrt_decay",
+)
 
 
 class Series(NamedTuple):
@@ -97,6 +104,33 @@ def _curves_of(run: RecordedRun) -> Mapping[str, Curve]:
     curves = {name: run.curve(name) for name in run.metrics}
     curves["learning_rate"] = learning_rate_curve(run.values, run.curve("loss")[0])
     return curves
+
+
+def learning_rate_curve(
+    values: Mapping[str, Mapping[str, Any]], steps: Sequence[int]
+) -> tuple[list[int], list[float]]:
+    """Returns the steps and their learning rates.
+
+    A step logged as `n` has taken the rate at `n - 1`, because schedules count from 0.
+    Both lists are empty if the config has no rate, more than one, or a user-defined
+    one.
+    """
+    schedules = [name for name in SCHEDULES if name in values]
+    numbers = {
+        float(x["learning_rate"])
+        for x in values.values()
+        if isinstance(x.get("learning_rate"), int | float)
+    }
+    if len(schedules) + len(numbers) != 1:
+        return [], []
+    if numbers:
+        return [*steps], [*numbers] * len(steps)
+    try:
+        schedule = getattr(learning_rates, schedules[0])(**values[schedules[0]])
+    except (InputError, TypeError):
+        return [], []
+    rates = np.asarray(schedule(np.asarray(steps) - 1), np.float64)
+    return [*steps], [float(x) for x in np.broadcast_to(rates, len(steps))]
 
 
 def _rank(metric: str) -> tuple[int, str]:

@@ -9,9 +9,9 @@ import numpy as np
 from jaxtyping import Float
 
 from prompt_tuning.report.calibration_curve import answers_and_labels
+from prompt_tuning.report.curves import learning_rate_curve
 from prompt_tuning.report.measurement import Measurement
 from prompt_tuning.report.recorded_run import RecordedRun
-from prompt_tuning.report.schedule import learning_rate_curve
 
 FEW_EXAMPLES = 30
 """Number of examples below which a bootstrap interval says little."""

@@ -13,8 +13,8 @@ from markupsafe import Markup
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.report import charts
-from prompt_tuning.report.comparability import differences_of_data
 from prompt_tuning.report.curves import Panel, panels_of
+from prompt_tuning.report.recorded_run import RecordedRun
 from prompt_tuning.report.run_view import ReportedRun, RunView
 from prompt_tuning.report.varied_settings import ComparedSettings, varied_settings
 from prompt_tuning.report.verdict import PREFERRED, shown_value
@@ -127,3 +127,28 @@ def _number(value: float) -> str:
     if np.isnan(value):
         return "-"
     return f"{value:.4f}" if abs(value) < 1000 else f"{value:,.0f}"
+
+
+def differences_of_data(runs: Sequence[tuple[str, RecordedRun]]) -> list[str]:
+    """Returns a warning for each kind of data that differs between runs.
+
+    Files are the same if their contents are, whatever their names.
+    """
+    warnings = []
+    for scope, what, effect in (
+        ("evaluation", "measured on different held-out data", "cannot be compared"),
+        ("train", "trained on different data", "may differ for that reason"),
+    ):
+        groups: dict[tuple[str, ...], list[str]] = {}
+        for name, run in runs:
+            if run.data.get(scope):
+                # A file without a checksum is known by its name alone.
+                files = run.data[scope].items()
+                key = tuple(sorted(x if len(x) == 64 else path for path, x in files))
+                groups.setdefault(key, []).append(name)
+        if len(groups) > 1:
+            parts = " / ".join(", ".join(names) for names in groups.values())
+            warnings.append(
+                f"These runs were {what}, so their numbers {effect}: {parts}."
+            )
+    return warnings

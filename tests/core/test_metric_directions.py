@@ -8,7 +8,7 @@ import pytest
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.metric_directions import DIRECTIONS, metric_and_direction
 from prompt_tuning.evaluation.evaluator import Evaluator
-from prompt_tuning.evaluation.label_measure import LabelMeasure
+from prompt_tuning.evaluation.label_ranker import LabelMeasure
 from prompt_tuning.evaluation.retrieval import RetrievalEvaluator
 from prompt_tuning.evaluation.tag_measure import ENTITY_METRICS
 from prompt_tuning.evaluation.text_metrics import TEXT_METRICS

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from prompt_tuning.evaluation.calibration import calibrate_nats
+from prompt_tuning.evaluation.results import calibrate_nats
 
 
 def test_each_probability_is_divided_by_its_value_without_content():

@@ -18,7 +18,6 @@ from prompt_tuning.data.examples.example_loading import load_examples
 from prompt_tuning.decoding.continue_rows import continue_rows
 from prompt_tuning.decoding.row_encoding import decode_continuations
 from prompt_tuning.decoding.sampling_settings import Sampling
-from prompt_tuning.evaluation.calibration import calibrate_nats
 from prompt_tuning.evaluation.evaluator import Evaluator
 from prompt_tuning.evaluation.exact_match import exact_matches
 from prompt_tuning.evaluation.ranking import (
@@ -27,6 +26,7 @@ from prompt_tuning.evaluation.ranking import (
     given_tokens,
     label_nats,
 )
+from prompt_tuning.evaluation.results import calibrate_nats
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.pretrained.text_encoding import encode_given
 from prompt_tuning.tuned.load_tuned import load_tuned

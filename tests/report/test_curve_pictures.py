@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prompt_tuning.report.charts import draw_parallel
-from prompt_tuning.report.curves import panels_of, thinned
-from prompt_tuning.report.schedule import learning_rate_curve
+from prompt_tuning.report.curves import learning_rate_curve, panels_of, thinned
 from prompt_tuning.report.varied_settings import (
     heat_map,
     parallel_axes,

@@ -9,8 +9,11 @@ from prompt_tuning.core.model_choices import WITH_VALUES
 from prompt_tuning.core.model_config import Architecture
 from prompt_tuning.core.setting_hints import NUMBER, how_to_set
 from prompt_tuning.data import source_reading
-from prompt_tuning.data.examples.class_reader import ClassRowReader, TaggedRowReader
-from prompt_tuning.data.examples.class_values import ClassValueEdit
+from prompt_tuning.data.examples.class_reader import (
+    ClassRowReader,
+    ClassValueEdit,
+    TaggedRowReader,
+)
 from prompt_tuning.data.examples.context_column import ContextColumn
 from prompt_tuning.data.examples.context_reader import ContextRowReader
 from prompt_tuning.data.examples.decoder_only_reader import DecoderOnlyRowReader

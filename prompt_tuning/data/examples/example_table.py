@@ -17,7 +17,7 @@ from prompt_tuning.data.examples.row_readers import (
     concatenate_indexes,
 )
 from prompt_tuning.data.examples.truncation import NothingLearnedError, Truncation
-from prompt_tuning.data.rows.hdf5_table import INPUT_IDS, TOKEN_TYPE_IDS
+from prompt_tuning.data.rows.hdf5_rows import INPUT_IDS, TOKEN_TYPE_IDS
 from prompt_tuning.data.rows.row_sources import DescribeRow, RowBlock, RowSource
 from prompt_tuning.data.rows.tasks import Tasks
 from prompt_tuning.data.rows.token_columns import CONTEXTS

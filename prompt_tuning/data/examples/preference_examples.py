@@ -2,13 +2,15 @@
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Int64
 
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.setting_hints import how_to_set
+from prompt_tuning.core.utf8_text import common_beginning
 from prompt_tuning.data.examples import example_groups
 from prompt_tuning.data.examples.example_loading import load_examples
 from prompt_tuning.data.examples.example_table import Examples
@@ -17,8 +19,53 @@ from prompt_tuning.data.model_interface import ModelInterface
 from prompt_tuning.data.rows.jsonl_rows import JsonlRows
 from prompt_tuning.data.rows.line_formats import first_record
 from prompt_tuning.data.source_reading import files_of, reads_text
-from prompt_tuning.data.text.preferences import ANSWERS, with_prompt
+from prompt_tuning.data.text.conversations import has_messages
 from prompt_tuning.settings.data_source import DataSource
+
+CHOSEN, REJECTED = "chosen", "rejected"
+ANSWERS = (CHOSEN, REJECTED)
+"""Keys of the two answers, the better one first, as published data name them."""
+
+
+def with_prompt(content: Mapping[str, Any], prompt_key: str | None) -> dict[str, Any]:
+    """Returns a record with a prompt of the same kind as its two answers.
+
+    Published data often repeat the prompt at the start of both answers: two whole
+    conversations, with or without a prompt as text, or two texts without a prompt.
+    Their common beginning is then the prompt. Other records, also those without two
+    answers, are returned as they are.
+    """
+    record = dict(content)
+    if prompt_key is None or not all(key in content for key in ANSWERS):
+        return record
+    answers = [content[key] for key in ANSWERS]
+    talk = all(has_messages(answer) for answer in answers)
+    if not talk and not all(isinstance(answer, str) for answer in answers):
+        return record
+    prompt = content.get(prompt_key)
+    if prompt and (has_messages(prompt) or not talk):
+        return record
+    count = _common_messages(*answers) if talk else _common_letters(*answers)
+    record |= {key: x[count:] for key, x in zip(ANSWERS, answers, strict=True)}
+    return record | {prompt_key: answers[0][:count]}
+
+
+def _common_messages(chosen: list[Any], rejected: list[Any]) -> int:
+    """Counts equal messages at the start; each conversation keeps its last one."""
+    most = min(len(chosen), len(rejected)) - 1
+    count = 0
+    while count < most and chosen[count] == rejected[count]:
+        count += 1
+    return count
+
+
+def _common_letters(chosen: str, rejected: str) -> int:
+    """Counts the letters that two texts begin with.
+
+    A space at their end belongs to the answers, as tokenizers join it to the next word.
+    """
+    common = common_beginning(chosen, rejected)
+    return len(common) - common.endswith(" ")
 
 
 class PreferenceExamples(example_groups.ExampleGroups):

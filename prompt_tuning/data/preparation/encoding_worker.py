@@ -21,7 +21,7 @@ from prompt_tuning.data.preparation.preparation_settings import Preparation
 from prompt_tuning.data.preparation.record_order import TEST
 from prompt_tuning.data.preparation.records import NO_CATEGORY, Record, RecordReader
 from prompt_tuning.data.rows.csv_rows import read_record
-from prompt_tuning.data.rows.hdf5_table import INPUT_IDS, TOKEN_TYPE_IDS
+from prompt_tuning.data.rows.hdf5_rows import INPUT_IDS, TOKEN_TYPE_IDS
 from prompt_tuning.data.rows.record_spans import RecordSpan
 from prompt_tuning.data.rows.token_columns import LOSS_WEIGHTS
 from prompt_tuning.data.text import chat_templates

@@ -23,8 +23,8 @@ from prompt_tuning.data.text.sentencepiece_files import (
     NORMAL,
     USER_DEFINED,
     SentencePieceFile,
+    make_model,
 )
-from prompt_tuning.data.text.sentencepiece_format import make_model
 
 if TYPE_CHECKING:
     import tokenizers

@@ -1,12 +1,15 @@
 """Encodes many texts together."""
 
-from collections.abc import Sequence
+import bisect
+import itertools
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.data.text.cached_bpe import cached_bpe
 from prompt_tuning.data.text.encoding_limits import check_text
 from prompt_tuning.data.text.library_errors import reporting_errors
-from prompt_tuning.data.text.text_sections import TextSections
 from prompt_tuning.data.text.tokenizers import (
     HuggingFaceTokenizer,
     Tokenizer,
@@ -17,6 +20,105 @@ _PROBES = (" ", "\n", "\t")
 
 TextParts = Sequence[str]
 """Consecutive parts of one continuous text."""
+
+
+class _Divided(NamedTuple):
+    """The sections of a text and of its beginnings, up to the ends of the parts.
+
+    A beginning has some number of the sections of the text, and then its own.
+    """
+
+    whole: list[str]
+    beginnings: list[tuple[int, list[str]]]
+
+    def sections(self) -> Iterator[str]:
+        return itertools.chain(self.whole, *(rest for _, rest in self.beginnings))
+
+
+class TextSections:
+    """Encodes texts and their beginnings, and each section of them once.
+
+    A tokenizer of the library `tokenizers` first finds its added tokens, and encodes
+    the text between two of them as if nothing else were there. So the ids of a text are
+    the ids of its sections, one after another, if each but the first begins with such a
+    token.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        encode: Callable[[Sequence[str]], Sequence[list[int]]],
+    ):
+        self._encode = encode
+        self._dividing: set[str] = set()
+        self._tokens = re.compile(r"(?!)")  # never matches
+        if isinstance(tokenizer, HuggingFaceTokenizer):
+            added = tokenizer.tokenizer.get_added_tokens_decoder().values()
+            found = [token for token in added if not token.normalized]
+            # A token that depends on what is before it may be found anew in a section,
+            # and one that has to end a word at the end of one, if a word follows it.
+            self._dividing = {
+                token.content
+                for token in found
+                if not (token.single_word or token.lstrip)
+                if not re.match(r"\w", token.content)
+            }
+            longest_first = sorted((x.content for x in found), key=len, reverse=True)
+            if found:
+                self._tokens = re.compile("|".join(map(re.escape, longest_first)))
+
+    def __call__(
+        self, texts: Sequence[Sequence[str]]
+    ) -> list[tuple[list[int], list[int] | None]]:
+        """Returns ids by text, and their number by part; see `TextEncoder.joined`."""
+        divided = [self._divide(parts) for parts in texts]
+        distinct = list(dict.fromkeys(x for each in divided for x in each.sections()))
+        ids_of = dict(zip(distinct, self._encode(distinct), strict=True))
+
+        def ids(sections: Sequence[str]) -> list[int]:
+            return list(
+                itertools.chain.from_iterable(map(ids_of.__getitem__, sections))
+            )
+
+        def lengths(each: _Divided, whole: list[int]) -> list[int] | None:
+            counts = [len(ids_of[section]) for section in each.whole]
+            starts = [0, *itertools.accumulate(counts)]
+            stops = [0]
+            for number, sections in each.beginnings:
+                rest = ids(sections)
+                stops.append(starts[number] + len(rest))
+                if whole[starts[number] : stops[-1]] != rest:
+                    return None
+            return [b - a for a, b in itertools.pairwise([*stops, len(whole)])]
+
+        return [
+            (whole, lengths(each, whole))
+            for each in divided
+            for whole in [ids(each.whole)]
+        ]
+
+    def _divide(self, parts: Sequence[str]) -> _Divided:
+        text = "".join(parts)
+        whole, cuts, ends = self._sections(text)
+        beginnings = []
+        for stop in itertools.accumulate(map(len, parts[:-1])):
+            # A token that ends later might be another one in the beginning.
+            number = bisect.bisect_right(ends, stop)
+            start = cuts[number - 1] if number else 0
+            beginnings.append((number, self._sections(text[start:stop])[0]))
+        return _Divided(whole, beginnings)
+
+    def _sections(self, text: str) -> tuple[list[str], list[int], list[int]]:
+        """Returns the sections of a text, and bounds of the tokens that divide it."""
+        tokens = [
+            match.span()
+            for match in self._tokens.finditer(text)
+            if match.start() and match.group() in self._dividing
+        ]
+        cuts = [start for start, _ in tokens]
+        bounds = [0, *cuts, len(text)] if text else []
+        sections = [text[a:b] for a, b in itertools.pairwise(bounds)]
+        return sections, cuts, [stop for _, stop in tokens]
 
 
 class TextEncoder:

@@ -10,7 +10,7 @@ import contextlib
 import glob
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,11 +19,17 @@ import numpy as np
 from jaxtyping import Int64, Integer
 
 from prompt_tuning.core.atomic_files import sync_path
-from prompt_tuning.core.errors import InputError, StorageError, is_disk_full
+from prompt_tuning.core.errors import (
+    MAXIMUM_SHOWN,
+    InputError,
+    StorageError,
+    is_disk_full,
+)
+from prompt_tuning.core.numpy_files import read_npy
 from prompt_tuning.core.token_weights import COMPLETION, SEPARATOR
 from prompt_tuning.data.rows import hdf5_files
 from prompt_tuning.data.rows.data_files import Files, list_files
-from prompt_tuning.data.rows.hdf5_table import INPUT_IDS, TOKEN_TYPE_IDS
+from prompt_tuning.data.rows.hdf5_rows import INPUT_IDS, TOKEN_TYPE_IDS
 from prompt_tuning.data.rows.row_sources import rows_per_block
 from prompt_tuning.data.tools.type_rules import TypeRule
 
@@ -218,3 +224,17 @@ def _verify_types(
             unlearned += int(np.count_nonzero(~learned))
             rows += len(ids)
     return TypeCounts(path, rows, counts, unlearned)
+
+
+def read_array(file: str | Path, axes: Sequence[str]) -> Integer[np.ndarray, "..."]:
+    """Reads an array of integers with the given axes from a `.npy` file."""
+    array = read_npy(Path(file))
+    if array.dtype.kind not in "iu":
+        kind = str(array.dtype)[:MAXIMUM_SHOWN]
+        raise InputError(f"{file} contains {kind}, expected an array of integers")
+    if array.ndim != len(axes):
+        raise InputError(
+            f"{file} contains an array of shape {array.shape}, expected "
+            f"[{', '.join(axes)}]"
+        )
+    return array

@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.data.examples.preference_examples import load_preferences
+from prompt_tuning.data.examples.preference_examples import (
+    load_preferences,
+    with_prompt,
+)
 from prompt_tuning.data.model_interface import ModelInterface
-from prompt_tuning.data.text.preferences import with_prompt
 from prompt_tuning.data.text.tokenizers import load_tokenizer
 from prompt_tuning.settings.data_source import DataSource
 from tests.support.prepared_files import write_jsonl

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.data.tools.array_files import read_array
+from prompt_tuning.data.tools.token_type_files import read_array
 
 
 def test_an_array_larger_than_its_file_is_refused(tmp_path):
