@@ -12,6 +12,10 @@ import pytest
 
 from tests.support.shared_data import SHARED
 
+# Before torch and NumPy are imported. Threads of tiny operations mostly wait for each
+# other, which made fifty steps of TRL take four times as long on a busy machine.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 if os.environ.get("CHECK_TYPES"):
     from tests.support import type_checks
 
