@@ -15,6 +15,7 @@ from prompt_tuning.cli import main as command
 from prompt_tuning.config.deferred_factories import factory_named
 from prompt_tuning.config.factories import FACTORIES
 from prompt_tuning.config.parameter_checks import parameter_hints
+from prompt_tuning.core.private_parts import options_of
 from tests.support.small_runs import COMPILATION_CACHE
 
 ROOT = Path(__file__).parents[1]
@@ -39,6 +40,11 @@ def blocks(name: str) -> list[re.Match]:
     """Returns the blocks of code in a document, without outputs."""
     matches = BLOCK.finditer((ROOT / name).read_text())
     return [match for match in matches if match["language"] in ("bash", "python")]
+
+
+def prose(name: str) -> str:
+    """Returns a document without its blocks of code."""
+    return re.sub(r"```.*?```", "", (ROOT / name).read_text(), flags=re.DOTALL)
 
 
 def test_the_readme_is_short():
@@ -74,8 +80,7 @@ def test_tables_name_every_choice_of_a_setting(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_links_lead_to_files(name):
-    text = re.sub(r"```.*?```", "", (ROOT / name).read_text(), flags=re.DOTALL)
-    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text):
+    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", prose(name)):
         if "://" not in target:
             assert ((ROOT / name).parent / target).exists(), target
 
@@ -104,6 +109,20 @@ def test_commands_have_the_options_that_documents_use(name):
         plain, _ = command.split_bindings(arguments)
         if "--help" not in plain:
             parser.parse_args(plain)
+
+
+def test_texts_name_options_that_exist():
+    parser = command.build_parser(command.load_commands())
+    parsers = [parser, *command.find_subparsers(parser).values()]
+    known = {word for p in parsers for x in options_of(p) for word in x.option_strings}
+    found = {
+        option
+        for name in NAMES
+        if name.startswith(("README", "CHANGELOG", "prompt_tuning"))
+        for option in re.findall(r"`(--[a-z]\w+)\b[^`]*`", prose(name))
+    }
+    others = {"--gin", "--signal", "--dtypes"}  # settings, of sbatch, and of a script
+    assert found - known - others == set()
 
 
 @pytest.mark.documents
