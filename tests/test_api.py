@@ -242,6 +242,10 @@ BAD = {
         lambda: UNTYPED.tune(MODEL, pt.SoftPrompt(length=3), PAIRS, step=3),
         "no argument 'step'.*steps",
     ),
+    "no setting": (
+        lambda: UNTYPED.tune(MODEL, pt.SoftPrompt(length=3), PAIRS, learnig_rate=1),
+        "did you mean learning_rate",
+    ),
     "no rows": (lambda: pt.tune(MODEL, pt.SoftPrompt(length=3), []), "no rows"),
     "odd row": (
         lambda: pt.tune(MODEL, pt.SoftPrompt(length=3), [("a", "b", "c")]),

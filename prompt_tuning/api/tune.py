@@ -6,6 +6,7 @@ continue what the other started.
 
 import contextlib
 import functools
+import inspect
 import shutil
 import tempfile
 import weakref
@@ -29,11 +30,7 @@ from prompt_tuning.config.config_values import CONFIG_FILE
 from prompt_tuning.config.deferred_factories import Configurable, Configured
 from prompt_tuning.config.gin_files import read_run_directory
 from prompt_tuning.config.operative_config import operative_config
-from prompt_tuning.config.python_runs import (
-    TuneRequest,
-    remove,
-    tune_request,
-)
+from prompt_tuning.config.python_runs import TuneRequest, remove, tune_request
 from prompt_tuning.config.run import Run
 from prompt_tuning.core.atomic_files import check_replaceable, write_file
 from prompt_tuning.core.errors import InputError
@@ -276,9 +273,7 @@ def tune(
       2
     """
     if steps is not None and epochs is not None:
-        raise InputError(
-            "steps and epochs both set the length of the run: leave one of them out"
-        )
+        raise InputError("steps and epochs both set the run's length: leave one out")
     check_value("epochs", epochs, PositiveNumber | None)
     automatic = isinstance(method, str) and method == AUTO
     if budget is not None and not automatic:
@@ -297,6 +292,7 @@ def tune(
         optimizer=optimizer,
         objective=objective,
         settings=settings if steps is None else {"steps": steps, **settings},
+        arguments=tuple(inspect.signature(tune).parameters),
     )
     listed = list(method) if isinstance(method, list | tuple) else [method]
     try:

@@ -82,21 +82,22 @@ def tune_request(
     optimizer: Any,
     objective: Any,
     settings: Mapping[str, Any],
+    arguments: Sequence[str] = (),
 ) -> TuneRequest:
     """Turns the arguments of `tune` into a run's settings; writes data given in memory.
 
     `model` has settings of `Pretrained`, `methods` are prompts and adapters, and
-    `settings` are other fields of `Run` and `DataSource`.
+    `settings` are other fields of `Run` and `DataSource`. `arguments` are the names of
+    all others, for messages.
     """
-    of_run, of_data = _sort_settings(settings)
+    of_run, of_data = _sort_settings(settings, arguments)
     replacements: dict[str, Any] = {}
     fields: dict[str, Any] = {"directory": str(directory), "model": model}
     fields |= attachments(methods) | of_run
     if of_data.get("template") is not None:
         # The vectors stand where the template has them, as with `--template`.
-        fields.setdefault(
-            "prompting", Configured("Prompting", {"placement": "template"})
-        )
+        placement = {"placement": "template"}
+        fields.setdefault("prompting", Configured("Prompting", placement))
     if not any(fields.get(name) for name in ATTACHED):
         raise InputError(
             "no method was given: expected a prompt or adapter such as "
@@ -159,7 +160,7 @@ def remove(files: Sequence[Path]) -> None:
 
 
 def _sort_settings(
-    settings: Mapping[str, Any],
+    settings: Mapping[str, Any], arguments: Sequence[str]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Divides other settings into fields of `Run` and of `DataSource`."""
     of_run = [n for n in parameter_names("Run") if n not in SET_BY_TUNE]
@@ -172,7 +173,7 @@ def _sort_settings(
                 f"evaluation=Evaluation(data=..., {name}=...)"
             )
         if name not in of_run and name not in of_data:
-            near = did_you_mean(name, [*of_run, *of_data])
+            near = did_you_mean(name, [*of_run, *of_data, *arguments])
             raise InputError(f"tune has no argument {name!r}{near}")
     return (
         {name: value for name, value in settings.items() if name in of_run},
