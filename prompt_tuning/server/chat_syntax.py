@@ -97,7 +97,7 @@ def find_syntax(
     thinking = next((x for x in THINKING if x[0] in template), None)
     if harmony or calls is call_syntax.HARMONY_CALLS:
         thinking = None
-    opened = thinking is not None and _opens(tokenizer, ids, thinking[0])
+    opened = thinking is not None and _opens(tokenizer, ids, thinking)
     if choice is None:
         return ChatSyntax(thinking, opened, harmony=harmony)
     syntax = ChatSyntax(thinking, opened, calls, choice.functions, harmony)
@@ -129,14 +129,18 @@ def _with_required_call(syntax: ChatSyntax, choice: ToolChoice) -> ChatSyntax:
     )
 
 
-def _opens(tokenizer: Tokenizer, ids: Sequence[int], tag: str) -> bool:
-    """Whether a conversation ends with a tag, optionally followed by space."""
-    special = special_tokens(tokenizer, [tag])
+def _opens(tokenizer: Tokenizer, ids: Sequence[int], thinking: tuple[str, str]) -> bool:
+    """Whether a conversation ends with the opening tag, optionally followed by space.
+
+    Special tokens are read from their ids, because decoding leaves them out.
+    """
+    opening, _ = thinking
+    special = special_tokens(tokenizer, thinking)
     tail = list(ids[-TAIL:])
-    if tokenizer.decode(tail).rstrip().endswith(tag):
+    if tokenizer.decode(tail).rstrip().endswith(opening):
         return True
     last = [id for id in tail if id in special or tokenizer.decode([id]).strip()]
-    return bool(last) and last[-1] in special
+    return bool(last) and special.get(last[-1]) == opening
 
 
 FIELDS = {"content": "content", "reasoning": "reasoning_content"}
