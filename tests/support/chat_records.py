@@ -161,6 +161,61 @@ READ = {
         {"tools": TOOLS},
     ),
     "sharegpt of messages": Conversed({"conversations": TALK}, TALK, (1, 3)),
+    "messages of sharegpt": Conversed(
+        {"messages": [human("a"), gpt("b")]}, TALK[:2], (1,)
+    ),
+    "lmsys": Conversed(
+        {"conversation": TALK, "conversation_id": "0", "turn": 2}, TALK, (1, 3)
+    ),
+    "a conversation of sharegpt": Conversed(
+        {"conversation": [human("a"), gpt("b")]}, TALK[:2], (1,)
+    ),
+    "messages as json": Conversed({"messages": json.dumps(TALK)}, TALK, (1, 3)),
+    "sharegpt as json": Conversed(
+        {"conversations": json.dumps([human("a"), gpt("b")])}, TALK[:2], (1,)
+    ),
+    "a call of llama-factory": Conversed(
+        {
+            "conversations": [
+                human("a"),
+                {"from": "function_call", "value": json.dumps(CALLS[0]["function"])},
+                {"from": "observation", "value": "3"},
+                gpt("b"),
+            ]
+        },
+        [user("a"), answer("", tool_calls=CALLS), RESULT, answer("b")],
+        (1, 3),
+    ),
+    "calls of llama-factory": Conversed(
+        {
+            "conversations": [
+                human("a"),
+                {
+                    "from": "function_call",
+                    "value": json.dumps([CALLS[0]["function"]] * 2),
+                },
+            ]
+        },
+        [user("a"), answer("", tool_calls=CALLS * 2)],
+        (1,),
+    ),
+    "functions of openai": Conversed(
+        {
+            "messages": [
+                user("a"),
+                answer(None, function_call=CALLS[0]["function"]),
+                {"role": "function", "name": "f", "content": "3"},
+                answer("b"),
+            ]
+        },
+        [user("a"), answer("", tool_calls=CALLS), RESULT, answer("b")],
+        (1, 3),
+    ),
+    "dolly": Conversed(
+        {"instruction": "c", "context": "e", "response": "d", "category": "qa"},
+        [user("c\ne"), answer("d")],
+        (1,),
+    ),
     "alpaca": Conversed(
         {
             "instruction": "c",
@@ -196,6 +251,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "part .*image_url.* expected parts of text",
     ),
     "images": ({"messages": TALK, "images": ["a.png"]}, "'images'.*only text"),
+    "a text": ({"messages": "a"}, "'messages' is 'a', expected a list"),
+    "sender": ({"messages": [{"from": "Bob", "value": "a"}]}, "'from'.*found .*Bob"),
     "null": ({"messages": [user(None), *TALK]}, "'role' .* and 'content'; found"),
     "role": (
         {"messages": [user("a"), {"role": "Assistant", "content": "b"}]},
@@ -215,7 +272,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "call": (
         {"conversations": [human("a"), {"from": "function_call", "value": "{}"}]},
-        "found .*function_call",
+        "'function_call' .*'arguments'",
     ),
     "sharegpt mask": ({"conversations": [gpt("b", mask=1)]}, "'mask' of a message"),
     "history of texts": (

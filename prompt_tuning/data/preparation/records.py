@@ -87,7 +87,8 @@ class RecordReader:
             return
         record = self._format
         required = list(self._prompt.keys if self._prompt else ())
-        if self._format_of(file.header) != "alpaca":
+        has_messages = self._format.messages_key in file.header
+        if self._format_of(file.header) == "pairs" and not has_messages:
             required += (
                 self._completion.keys if self._completion else [record.completion_key]
             )

@@ -7,7 +7,9 @@
 | `sharegpt` | `conversations`: a list of objects with `from` and `value` |
 | `alpaca` | `instruction`, `input` (may be missing or empty) and `output`; `history` |
 
-A conversation may also have `system`, `tools` and `chat_template_kwargs`.
+Both lists may have both kinds of objects, or be JSON, and `conversations` may be called
+`conversation`. Dolly's `context` and `response` are read like `input` and `output`. A
+conversation may also have `system`, `tools` and `chat_template_kwargs`.
 `record_fields` describes what becomes of other keys.
 """
 
@@ -16,7 +18,7 @@ from typing import Any, Literal
 
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.typed_json import parse_json
-from prompt_tuning.data.text.chat_messages import list_of_objects, read_messages
+from prompt_tuning.data.text.chat_messages import read_messages
 from prompt_tuning.data.text.message_forms import Message, join_parts
 from prompt_tuning.data.text.record_fields import (
     HISTORY_KEY,
@@ -31,29 +33,19 @@ from prompt_tuning.data.text.template_renderer import ChatRecord
 RecordFormatName = Literal["pairs", "messages", "sharegpt", "alpaca"]
 
 MESSAGES_KEY = "messages"
-CONVERSATIONS_KEY = "conversations"
-INSTRUCTION_KEY, INPUT_KEY, OUTPUT_KEY = "instruction", "input", "output"
+CONVERSATION_KEYS = ("conversations", "conversation")
+INSTRUCTION_KEY = "instruction"
+INPUT_KEYS, OUTPUT_KEYS = ("input", "context"), ("output", "response")
+"""Names of the parts of a task: of Alpaca, and of Dolly."""
 
 FORMAT_KEYS: Mapping[RecordFormatName, tuple[str, ...]] = {
     "pairs": (),
     "messages": (MESSAGES_KEY,),
-    "sharegpt": (CONVERSATIONS_KEY,),
-    "alpaca": (INSTRUCTION_KEY, INPUT_KEY, OUTPUT_KEY),
+    "sharegpt": CONVERSATION_KEYS,
+    "alpaca": (INSTRUCTION_KEY, *INPUT_KEYS, *OUTPUT_KEYS),
 }
 """The keys of each format; the user chooses the keys of pairs."""
 
-SHAREGPT_ROLES = {
-    "human": "user",
-    "user": "user",
-    "gpt": "assistant",
-    "chatgpt": "assistant",
-    "assistant": "assistant",
-    "model": "assistant",
-    "system": "system",
-    "tool": "tool",
-    "observation": "tool",
-    "function_response": "tool",
-}
 CONTEXT_KEYS = (SYSTEM_KEY, TOOLS_KEY, VARIABLES_KEY)
 """Keys of a record that a chat template reads besides its messages."""
 
@@ -70,9 +62,9 @@ def recognize_format(content: Container[str], completion_key: str) -> RecordForm
         return "pairs"
     if MESSAGES_KEY in content:
         return "messages"
-    if CONVERSATIONS_KEY in content:
+    if any(key in content for key in CONVERSATION_KEYS):
         return "sharegpt"
-    if INSTRUCTION_KEY in content and OUTPUT_KEY in content:
+    if INSTRUCTION_KEY in content and any(key in content for key in OUTPUT_KEYS):
         return "alpaca"
     return "pairs"
 
@@ -93,11 +85,8 @@ def read_sharegpt(
     content: Mapping[str, Any], location: str, elsewhere: Collection[str] = ()
 ) -> ChatRecord:
     """Returns the conversation of a ShareGPT record; see `read_chat_messages`."""
-    value = list_of_objects(content, CONVERSATIONS_KEY, location)
-    if not all("role" in message for message in value):
-        messages = [_sharegpt_message(message, location) for message in value]
-        content = {**content, CONVERSATIONS_KEY: messages}
-    return read_chat_messages(content, CONVERSATIONS_KEY, location, elsewhere)
+    key = _named(content, CONVERSATION_KEYS)
+    return read_chat_messages(content, key, location, elsewhere)
 
 
 def read_pair(
@@ -163,12 +152,13 @@ def read_alpaca(content: Mapping[str, Any], location: str) -> tuple[str, str]:
 
     The prompt is the instruction, followed by the input on a new line, if any.
     """
-    texts = {}
-    for key in (INSTRUCTION_KEY, INPUT_KEY, OUTPUT_KEY):
+    output_key = _named(content, OUTPUT_KEYS)
+    texts = []
+    for key in (INSTRUCTION_KEY, _named(content, INPUT_KEYS), output_key):
         value = content.get(key)
-        if value is None and key == INPUT_KEY:
+        if value is None and key in INPUT_KEYS:
             value = ""
-        if key not in content and key != INPUT_KEY:
+        if key not in content and key not in INPUT_KEYS:
             raise InputError(
                 f"{location}: found the keys {shown(sorted(content))}, expected "
                 f"{key!r}: a line of the format alpaca has the keys instruction, input "
@@ -179,9 +169,9 @@ def read_alpaca(content: Mapping[str, Any], location: str) -> tuple[str, str]:
                 f"{location}: {key!r} is {shown(value)}, expected a text: a line of "
                 "the format alpaca has the keys instruction, input and output"
             )
-        texts[key] = value
-    parts = [texts[INSTRUCTION_KEY], texts[INPUT_KEY]]
-    return "\n".join(part for part in parts if part), texts[OUTPUT_KEY]
+        texts.append(value)
+    *parts, output = texts
+    return "\n".join(part for part in parts if part), output
 
 
 def pair_messages(prompt: str, completion: str) -> list[Message]:
@@ -213,17 +203,9 @@ def without_answer(record: ChatRecord) -> ChatRecord:
     return record._replace(messages=record.messages[:-1], learned=record.learned[:-1])
 
 
-def _sharegpt_message(message: Mapping[str, Any], location: str) -> dict[str, Any]:
-    sender, text = message.get("from"), message.get("value")
-    role = SHAREGPT_ROLES.get(sender) if isinstance(sender, str) else None
-    if role is None or not isinstance(text, str):
-        raise InputError(
-            f"{location}: {CONVERSATIONS_KEY!r} must be a list of objects, each with "
-            f"the strings 'from' ({', '.join(SHAREGPT_ROLES)}) and 'value'; found "
-            f"{shown(message)}"
-        )
-    others = {key: x for key, x in message.items() if key not in ("from", "value")}
-    return {"role": role, "content": text, **others}
+def _named(content: Container[str], keys: Sequence[str]) -> str:
+    """Returns the first of several names that a record has, or else the first."""
+    return next((key for key in keys if key in content), keys[0])
 
 
 def _with_context(

@@ -18,6 +18,8 @@ PROBE, PROBE_KEY = "the text of a part", "its other key"
 REASONING = ("reasoning_content", "reasoning", "thinking")
 """Fields of a message for its thoughts, as transformers orders them."""
 DEVELOPER = "developer"
+FUNCTION_CALL, FUNCTION = "function_call", "function"
+"""OpenAI's earlier names: a field for one call, and the role of its result."""
 _NO_CONTENT: tuple[dict[str, Any], ...] = ({}, {"content": None}, {"content": ""})
 """Ways in which an answer has no content; the first is that of transformers."""
 _ARGUMENTS = {"a name": PROBE}
@@ -29,6 +31,7 @@ class MessageForms:
     def __init__(self, source: str, render: Render):
         self._render = render
         self._has_developer = DEVELOPER in source
+        self._has_function_call = FUNCTION_CALL in source
         self._reads_text = self._writes(_user(PROBE))
         part = {"type": "text", "text": PROBE, PROBE_KEY: PROBE_KEY}
         self._reads_parts = self._writes(_user([part]))
@@ -48,6 +51,8 @@ class MessageForms:
             message = names | message | {"reasoning_content": thoughts[0]}
         if message["role"] == DEVELOPER and not self._has_developer:
             message["role"] = "system"
+        if not self._has_function_call:
+            message = _with_tool_calls(message)
         content = message.get("content")
         if isinstance(content, list) and not self._reads_parts:
             message = dict(join_parts(message))
@@ -85,6 +90,17 @@ class MessageForms:
         except Exception:  # a template is a program that can raise anything
             return False
         return text in rendered and PROBE_KEY not in rendered
+
+
+def _with_tool_calls(message: dict[str, Any]) -> dict[str, Any]:
+    """Returns a message with the current names of a call and of a result's role."""
+    others = {name: x for name, x in message.items() if name != FUNCTION_CALL}
+    if others["role"] == FUNCTION:
+        others["role"] = "tool"
+    call = message.get(FUNCTION_CALL)
+    if not call or others.get("tool_calls"):
+        return others
+    return others | {"tool_calls": [{"type": "function", "function": call}]}
 
 
 def _user(content: Any) -> list[Message]:

@@ -1,5 +1,6 @@
 """Conversations that are trained on directly have the tokens that `prepare` writes."""
 
+import csv
 import json
 from typing import Any
 
@@ -108,6 +109,19 @@ def test_lines_and_their_preparation_have_the_same_tokens(
     )
     assert tokens(direct) == tokens(rows)
     assert direct.rows.describe(1) == f"{file}, line 2"
+
+
+@pytest.mark.parametrize("key", ["messages", "conversations"])
+def test_messages_in_a_table_are_json(tmp_path, folder, key):
+    lines = write_jsonl(tmp_path / "lines.jsonl", *MESSAGES)
+    file = tmp_path / "lines.csv"
+    with file.open("w", newline="") as stream:
+        writer = csv.writer(stream)
+        writer.writerow([key])
+        writer.writerows([json.dumps(line["messages"])] for line in MESSAGES)
+    expected = tokens(load(folder, lines))
+    assert tokens(load(folder, file)) == expected
+    assert tokens(load(folder, prepared(folder, file, tmp_path / "out"))) == expected
 
 
 def test_pairs_are_rendered_if_asked(tmp_path, folder):
