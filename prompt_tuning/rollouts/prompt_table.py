@@ -17,8 +17,9 @@ from prompt_tuning.data.rows.text_records import read_records
 from prompt_tuning.data.rows.token_columns import CONTEXTS
 from prompt_tuning.data.source_reading import files_of, reads_text
 from prompt_tuning.data.text.conversations import (
-    MESSAGES_KEY,
+    conversation_key,
     has_prompt_messages,
+    joined_text,
     read_chat_messages,
     without_answer,
 )
@@ -249,8 +250,10 @@ def _prompt(
 ) -> RolloutPrompt:
     """Encodes the prompt of a record, as for generation."""
     content, key = line.content, source.prompt_key
-    if MESSAGES_KEY in content or has_prompt_messages(content, key):
-        named = MESSAGES_KEY if MESSAGES_KEY in content else str(key)
+    named = conversation_key(content)
+    if named is None and has_prompt_messages(content, key):
+        named = key
+    if named is not None:
         elsewhere = [*WEIGHTS, *(name for name in content if name != named)]
         record = without_answer(
             read_chat_messages(content, named, line.location, elsewhere)
@@ -258,7 +261,7 @@ def _prompt(
         if not record.messages:
             raise InputError("the only message is an answer, expected one to answer")
         ids = encoding.chat(record, line.location)
-        text, ends = str(record.messages[-1]["content"]), encoding.chat.turn_ends()
+        text, ends = joined_text(record.messages[-1]), encoding.chat.turn_ends()
     else:
         if key is None:
             raise InputError("DataSource.prompt_key is None, but prompts are answered")

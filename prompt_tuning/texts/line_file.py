@@ -21,7 +21,7 @@ from prompt_tuning.core.resumable_lines import resumable_lines
 from prompt_tuning.core.typed_json import JsonObject, as_object, parse_json
 from prompt_tuning.data.rows.jsonl import JsonLine, parse_lines
 from prompt_tuning.data.text.conversations import (
-    MESSAGES_KEY,
+    conversation_key,
     has_prompt_messages,
     read_chat_messages,
     without_answer,
@@ -164,12 +164,14 @@ class LineFile:
     ) -> tuple[Given, Any, Sequence[str]]:
         """Returns what to continue, the input to report, and the keys read."""
         content = line.content
-        if MESSAGES_KEY in content and PROMPT_KEY in content:
+        key = conversation_key(content)
+        if key is not None and PROMPT_KEY in content:
             raise InputError(
-                "found prompt and messages, expected one of them: leave out one"
+                f"found prompt and {key}, expected one of them: leave out one"
             )
-        key = MESSAGES_KEY if MESSAGES_KEY in content else PROMPT_KEY
-        if key == MESSAGES_KEY or has_prompt_messages(content, PROMPT_KEY):
+        if key is None and has_prompt_messages(content, PROMPT_KEY):
+            key = PROMPT_KEY
+        if key is not None:
             record = self._read_messages(line, key)
             return record, list(record.messages), (key,)
         if PROMPT_KEY not in content:

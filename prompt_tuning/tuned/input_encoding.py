@@ -12,12 +12,15 @@ from prompt_tuning.data.rows.jsonl import JsonLine
 from prompt_tuning.data.rows.line_formats import FormatChoice
 from prompt_tuning.data.rows.tasks import Tasks
 from prompt_tuning.data.source_reading import row_keys, tasks_of
+from prompt_tuning.data.text.chat_templates import has_chat_template
 from prompt_tuning.data.text.conversations import (
-    MESSAGES_KEY,
+    INSTRUCTION_KEY,
+    conversation_key,
     has_prompt_messages,
     joined_text,
     read_chat_messages,
     read_pair,
+    read_task,
     without_answer,
 )
 from prompt_tuning.data.text.record_fields import WEIGHTS, refuse_unread
@@ -119,17 +122,24 @@ class _InputEncoder:
             text = "".join(template.render(values))
             return text, encoding.encode_keys(values), dict(line.content)
         content, location, read_text = line.content, line.location, self._read
-        in_prompt = has_prompt_messages(content, self._key)
-        if in_prompt or (self._key not in content and MESSAGES_KEY in content):
-            key = self._key if in_prompt else MESSAGES_KEY
+        key = self._key if self._key in content else conversation_key(content)
+        if key is not None and (
+            key != self._key or has_prompt_messages(content, self._key)
+        ):
             record = without_answer(
                 read_chat_messages(content, key, location, read_text)
             )
             text = joined_text(record.messages[-1]) if record.messages else ""
             return text, encoding.chat(record, location), dict(content)
-        text = line.text(self._key, "DataSource.prompt_key")
+        is_task = self._key not in content and INSTRUCTION_KEY in content
+        if is_task:
+            text = read_task(content, location)
+        else:
+            text = line.text(self._key, "DataSource.prompt_key")
         others = {name: x for name, x in content.items() if name != self._key}
-        if FormatChoice.of(self._source).renders_pairs:
+        if FormatChoice.of(self._source).renders_pairs or (
+            is_task and has_chat_template(encoding.model.needed_tokenizer())
+        ):
             record = read_pair(text, "", content, location, read_text)
             return text, encoding.chat(record, location), others
         refuse_unread(content, location, read_text)

@@ -228,10 +228,13 @@ def test_inputs_of_a_run_on_conversations_are_rendered(tmp_path):
     )
     turn = {"role": "user", "content": "hi"}
     answered = [turn, {"role": "assistant", "content": "known"}]
-    inputs = ["hi", {"messages": [turn]}, {"messages": answered}]
+    asked = [{"from": "human", "value": "hi"}]
+    task = {"instruction": "hi", "input": "", "output": "known"}
+    inputs = ["hi", *({"messages": turns} for turns in ([turn], answered, asked))]
+    inputs += [{"conversations": asked}, {"conversation": answered}, task]
     encoded = encode_inputs(
         model, DataSource(files="x.jsonl", chat=True), lines_of(inputs, "prompt")
     )
     user, assistant = map(tokenizer.encode, ["<|user|>\nhi", "\n<|assistant|>\n"])
-    assert encoded.rows == [[*user, tokenizer.eos_id, *assistant]] * 3
-    assert encoded.texts == ["hi"] * 3
+    assert encoded.rows == [[*user, tokenizer.eos_id, *assistant]] * len(inputs)
+    assert encoded.texts == ["hi"] * len(inputs)

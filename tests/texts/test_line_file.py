@@ -236,6 +236,7 @@ def test_results_of_others_are_not_continued(model, tmp_path):
         ({"prompt": "h\u00e9="}, "cannot be encoded"),
         ({"messages": [{"role": "user"}]}, "must be a list of objects"),
         ({"messages": [{"role": "user", "content": "a"}]}, "chat_template"),
+        ({"conversations": [{"from": "human", "value": "a"}]}, "chat_template"),
         ({"prompt": "\ud800"}, "cannot be encoded"),
     ],
 )

@@ -25,6 +25,7 @@ MAXIMUM_LINE = 2**22
 """Maximum size of a line in bytes, which bounds the time that encoding it takes."""
 
 _NUMBER = re.compile(r"-?[0-9]{1,15}(\.[0-9]{0,15})?([eE][+-]?[0-9]{1,2})?")
+_TRUTHS = {"true": True, "false": False}
 
 PairEncoder = Callable[[Tokenizer, str, str], tuple[list[int], list[int]]]
 """Encodes a prompt and its completion."""
@@ -83,9 +84,16 @@ class JsonLine:
         return self.content[key]
 
     def scalar(self, key: str, setting: str) -> Any:
-        """Returns the value of a key, or the number that a table's cell contains."""
+        """Returns the value of a key, or what a table's cell contains.
+
+        A cell may have a number, or true or false as JSON or pandas write them.
+        """
         value = self.value(key, setting)
-        if self.typed or not isinstance(value, str) or not _NUMBER.fullmatch(value):
+        if self.typed or not isinstance(value, str):
+            return value
+        if value.lower() in _TRUTHS:
+            return _TRUTHS[value.lower()]
+        if not _NUMBER.fullmatch(value):
             return value
         return int(value) if value.lstrip("-").isdigit() else float(value)
 

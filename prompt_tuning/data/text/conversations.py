@@ -69,6 +69,12 @@ def recognize_format(content: Container[str], completion_key: str) -> RecordForm
     return "pairs"
 
 
+def conversation_key(content: Container[str]) -> str | None:
+    """Returns the key of the chat messages of a record, or None without them."""
+    keys = (MESSAGES_KEY, *CONVERSATION_KEYS)
+    return next((key for key in keys if key in content), None)
+
+
 def read_chat_messages(
     content: Mapping[str, Any], key: str, location: str, elsewhere: Collection[str] = ()
 ) -> ChatRecord:
@@ -137,7 +143,7 @@ def read_prompt_messages(
             "expected a prompt that ends with another role than assistant, and one "
             f"message of the assistant; put other conversations under {MESSAGES_KEY!r}"
         )
-    if content.get("label") is False:
+    if content.get("label") is False and "label" not in elsewhere:
         raise InputError(
             f"{location}: 'label' is False, so the completion is not to be learned: "
             "leave the record out"
@@ -152,26 +158,37 @@ def read_alpaca(content: Mapping[str, Any], location: str) -> tuple[str, str]:
 
     The prompt is the instruction, followed by the input on a new line, if any.
     """
-    output_key = _named(content, OUTPUT_KEYS)
-    texts = []
-    for key in (INSTRUCTION_KEY, _named(content, INPUT_KEYS), output_key):
-        value = content.get(key)
-        if value is None and key in INPUT_KEYS:
-            value = ""
-        if key not in content and key not in INPUT_KEYS:
-            raise InputError(
-                f"{location}: found the keys {shown(sorted(content))}, expected "
-                f"{key!r}: a line of the format alpaca has the keys instruction, input "
-                "and output"
-            )
-        if not isinstance(value, str):
-            raise InputError(
-                f"{location}: {key!r} is {shown(value)}, expected a text: a line of "
-                "the format alpaca has the keys instruction, input and output"
-            )
-        texts.append(value)
-    *parts, output = texts
-    return "\n".join(part for part in parts if part), output
+    prompt = read_task(content, location)
+    return prompt, _part(content, OUTPUT_KEYS, location, needed=True)
+
+
+def read_task(content: Mapping[str, Any], location: str) -> str:
+    """Returns the prompt of an Alpaca task; see `read_alpaca`."""
+    instruction = _part(content, (INSTRUCTION_KEY,), location, needed=True)
+    parts = [instruction, _part(content, INPUT_KEYS, location, needed=False)]
+    return "\n".join(part for part in parts if part)
+
+
+def _part(
+    content: Mapping[str, Any], keys: Sequence[str], location: str, *, needed: bool
+) -> str:
+    """Returns a part of a task, under one of several keys; "" if it may be missing."""
+    key = _named(content, keys)
+    value = content.get(key)
+    if value is None and not needed:
+        return ""
+    if key not in content:
+        raise InputError(
+            f"{location}: found the keys {shown(sorted(content))}, expected "
+            f"{key!r}: a line of the format alpaca has the keys instruction, input "
+            "and output"
+        )
+    if not isinstance(value, str):
+        raise InputError(
+            f"{location}: {key!r} is {shown(value)}, expected a text: a line of "
+            "the format alpaca has the keys instruction, input and output"
+        )
+    return value
 
 
 def pair_messages(prompt: str, completion: str) -> list[Message]:
