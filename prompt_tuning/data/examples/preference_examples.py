@@ -19,7 +19,13 @@ from prompt_tuning.data.model_interface import ModelInterface
 from prompt_tuning.data.rows.jsonl_rows import JsonlRows
 from prompt_tuning.data.rows.line_formats import first_record
 from prompt_tuning.data.source_reading import files_of, reads_text
-from prompt_tuning.data.text.conversations import has_messages
+from prompt_tuning.data.text.conversations import (
+    INPUT_KEYS,
+    INSTRUCTION_KEY,
+    conversation_key,
+    has_messages,
+    read_task,
+)
 from prompt_tuning.settings.data_source import DataSource
 
 CHOSEN, REJECTED = "chosen", "rejected"
@@ -32,22 +38,47 @@ def with_prompt(content: Mapping[str, Any], prompt_key: str | None) -> dict[str,
 
     Published data often repeat the prompt at the start of both answers: two whole
     conversations, with or without a prompt as text, or two texts without a prompt.
-    Their common beginning is then the prompt. Other records, also those without two
+    Their common beginning is then the prompt. Others have the prompt as a conversation
+    or a task, and each answer as one message. Other records, also those without two
     answers, are returned as they are.
     """
     record = dict(content)
     if prompt_key is None or not all(key in content for key in ANSWERS):
         return record
-    answers = [content[key] for key in ANSWERS]
+    answers = [_as_messages(content[key]) for key in ANSWERS]
     talk = all(has_messages(answer) for answer in answers)
     if not talk and not all(isinstance(answer, str) for answer in answers):
         return record
-    prompt = content.get(prompt_key)
+    named = conversation_key(content)
+    if named is not None and content[named] == answers[0]:
+        del record[named]  # the better conversation, once more
+        named = None
+    record |= zip(ANSWERS, answers, strict=True)
+    prompt = content.get(prompt_key) or _other_prompt(record, named)
+    if talk and isinstance(prompt, str) and max(map(len, answers)) == 1:
+        prompt = [{"role": "user", "content": prompt}]
     if prompt and (has_messages(prompt) or not talk):
-        return record
+        return record | {prompt_key: prompt}
     count = _common_messages(*answers) if talk else _common_letters(*answers)
     record |= {key: x[count:] for key, x in zip(ANSWERS, answers, strict=True)}
     return record | {prompt_key: answers[0][:count]}
+
+
+def _as_messages(answer: Any) -> Any:
+    """Returns an answer that is a single message as a list of it, and others as is."""
+    return [answer] if isinstance(answer, dict) else answer
+
+
+def _other_prompt(record: dict[str, Any], named: str | None) -> Any:
+    """Takes the prompt of a conversation, whose key is `named`, or of a task."""
+    if named is not None:
+        return record.pop(named)
+    if INSTRUCTION_KEY not in record:
+        return None
+    prompt = read_task(record, "the record")
+    for key in (INSTRUCTION_KEY, *INPUT_KEYS):
+        record.pop(key, None)
+    return prompt
 
 
 def _common_messages(chosen: list[Any], rejected: list[Any]) -> int:

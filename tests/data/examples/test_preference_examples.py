@@ -53,8 +53,23 @@ def decoded(model, row):
         {"chosen": [ASK, GOOD], "rejected": [ASK, BAD]},  # TRL, implicit
         # UltraFeedback: the prompt is also given as a text.
         {"prompt": ASK["content"], "chosen": [ASK, GOOD], "rejected": [ASK, BAD]},
+        # ultrafeedback_binarized: the better conversation is repeated, too.
+        {
+            "prompt": ASK["content"],
+            "messages": [ASK, GOOD],
+            "chosen": [ASK, GOOD],
+            "rejected": [ASK, BAD],
+        },
+        {"prompt": ASK["content"], "chosen": [GOOD], "rejected": [BAD]},
+        # LLaMA-Factory: a conversation and two messages.
+        {
+            "conversations": [{"from": "human", "value": ASK["content"]}],
+            "chosen": {"from": "gpt", "value": GOOD["content"]},
+            "rejected": {"from": "gpt", "value": BAD["content"]},
+        },
+        {"messages": [ASK], "chosen": GOOD, "rejected": BAD},
     ],
-    ids=["explicit", "implicit", "both"],
+    ids=["explicit", "implicit", "both", "three", "text", "sharegpt", "messages"],
 )
 def test_conversations_have_one_prompt_and_two_answers(model, tmp_path, record):
     ((chosen, rejected),) = [read(model, tmp_path, [record])[0]]
@@ -76,6 +91,10 @@ def test_conversations_have_one_prompt_and_two_answers(model, tmp_path, record):
         (
             {"prompt": "say it", "chosen": "yes", "rejected": "yellow"},
             {"prompt": "say it", "chosen": "yes", "rejected": "yellow"},
+        ),
+        (
+            {"instruction": "say", "input": "it", "chosen": "yes", "rejected": "no"},
+            {"prompt": "say\nit", "chosen": "yes", "rejected": "no"},
         ),
         ({"prompt": "say it", "completion": "yes"},) * 2,
     ],
