@@ -62,10 +62,19 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 import jax  # noqa: E402
 
 from prompt_tuning.config.option_hints import as_option  # noqa: E402
-from prompt_tuning.core.setting_hints import speak_with  # noqa: E402
+from prompt_tuning.core.setting_hints import as_argument, speak_with  # noqa: E402
 
 # Messages are tested as the command prints them.
 speak_with(as_option)
+
+
+@pytest.fixture
+def python_words():
+    """Lets messages name arguments, as in a process without the command."""
+    speak_with(as_argument)
+    yield
+    speak_with(as_option)
+
 
 # One per process, since JAX may read a file that another process is writing.
 CACHE = Path(__file__).parents[1] / ".jax_cache"

@@ -242,6 +242,12 @@ BAD = {
         lambda: UNTYPED.tune(MODEL, pt.SoftPrompt(length=3), PAIRS, step=3),
         "no argument 'step'.*steps",
     ),
+    "another length": (
+        lambda: pt.tune(
+            MODEL, pt.SoftPrompt(length=3), PAIRS, template="{soft:5}{prompt}"
+        ),
+        r"give SoftPrompt\(length=5\), or change the template",
+    ),
     "no setting": (
         lambda: UNTYPED.tune(MODEL, pt.SoftPrompt(length=3), PAIRS, learnig_rate=1),
         "did you mean learning_rate",
@@ -296,6 +302,7 @@ BAD = {
 }
 
 
+@pytest.mark.usefixtures("python_words")
 @pytest.mark.parametrize("name", BAD)
 def test_bad_input_is_one_message(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -28,7 +28,6 @@ from prompt_tuning.core.number_ranges import (
 )
 from prompt_tuning.core.parameter_groups import match_any
 from prompt_tuning.core.parameters import Parameters
-from prompt_tuning.core.setting_hints import python_hints
 from prompt_tuning.data.batching.batches import stream_batches
 from prompt_tuning.data.batching.plan_batches import plan_batches
 from prompt_tuning.data.examples.example_loading import load_examples
@@ -229,18 +228,14 @@ class Model(TextModel):
         with data_files(data, source) as files:
             source = dataclasses.replace(source, files=files)
             interface = self.prompted.interface
-            with python_hints():
-                examples = load_examples(source, interface)
-                plan = plan_batches(
-                    source, interface, examples, seed=seed, shuffle=True
-                )
+            examples = load_examples(source, interface)
+            plan = plan_batches(source, interface, examples, seed=seed, shuffle=True)
             count = plan.batches_per_epoch if steps is None else steps
             for batch in stream_batches(
                 examples, plan, 0, count, pad_id=self.config.pad_id
             ):
                 yield jax.device_put(batch)
 
-    @python_hints()
     def predict(
         self,
         inputs: Any,
@@ -276,7 +271,6 @@ class Model(TextModel):
         )
         return predictions[0] if single else predictions
 
-    @python_hints()
     def embed(
         self,
         texts: str | Sequence[str],
@@ -324,7 +318,6 @@ class Model(TextModel):
             return stacked
         return stacked / np.maximum(np.linalg.norm(stacked, axis=1)[:, None], 1e-12)
 
-    @python_hints()
     def evaluate(
         self, data: Any = None, **settings: Unpack[EvaluationFields]
     ) -> dict[str, float]:

@@ -38,7 +38,6 @@ from prompt_tuning.core.field_checks import check_value
 from prompt_tuning.core.number_ranges import PositiveNumber
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.core.progress_display import shown_activity
-from prompt_tuning.core.setting_hints import python_hints
 from prompt_tuning.data.rows.python_rows import naming_rows
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.training.epochs import steps_of_epochs
@@ -200,7 +199,6 @@ def load(checkpoint: str | Path, **settings: Unpack[PretrainedFields]) -> Model:
     return Model.open(Configurable("Pretrained")(**parameters), (), 0)
 
 
-@python_hints()
 def tune(
     model: Model | str | Path,
     method: Methods,

@@ -21,6 +21,7 @@ from typing import IO
 
 from prompt_tuning.core.errors import InputError, StorageError, is_disk_full
 from prompt_tuning.core.file_locks import hold_lock
+from prompt_tuning.core.setting_hints import how_to_set
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 """Arguments of Linux's `renameat2`, from linux/fcntl.h and linux/fs.h."""
@@ -160,7 +161,8 @@ def check_replaceable(file: Path, *, force: bool) -> None:
     """
     if file.exists() and (not file.is_file() or not force):
         raise InputError(
-            f"{file} already exists; --force replaces a file, or name another target"
+            f"{file} already exists; {how_to_set('force', True)} replaces a file, or "
+            "name another target"
         )
 
 
@@ -267,6 +269,6 @@ def check_writable(
         )
     if not force:
         raise InputError(
-            f"{folder} contains {', '.join(sorted(names))} already; --force replaces "
-            "them, or name another target"
+            f"{folder} contains {', '.join(sorted(names))} already; "
+            f"{how_to_set('force', True)} replaces them, or name another target"
         )

@@ -5,11 +5,9 @@ set it depends on where the message is shown: in Python by an argument, on the c
 line by an option. The command line registers its wording with `speak_with`.
 """
 
-import contextlib
-import contextvars
 import json
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 Words = Callable[[str, Any], str]
@@ -20,7 +18,7 @@ class Placeholder(str):
     """Stands for a value other than text in the result of `how_to_set`."""
 
 
-NUMBER = Placeholder("NUMBER")
+NUMBER, FILE = Placeholder("NUMBER"), Placeholder("FILE")
 
 
 def as_binding(setting: str, value: Any) -> str:
@@ -29,40 +27,7 @@ def as_binding(setting: str, value: Any) -> str:
     return f"--gin.{setting}={shlex.quote(text)}"
 
 
-_words: list[Words] = [as_binding]
-_in_python = contextvars.ContextVar("_in_python", default=False)
-
-
-def speak_with(words: Words) -> None:
-    """Makes all messages of this process use these words, except in `python_hints`."""
-    _words[:] = [words]
-
-
-@contextlib.contextmanager
-def python_hints() -> Iterator[None]:
-    """Makes messages within the block name arguments of Python.
-
-    It also decorates functions that Python calls.
-    """
-    token = _in_python.set(True)
-    try:
-        yield
-    finally:
-        _in_python.reset(token)
-
-
-def how_to_set(setting: str, value: Any) -> str:
-    """Returns what the reader of a message should type to set a parameter.
-
-    Args:
-      setting: parameter as configs write it, e.g. "DataSource.on_too_long".
-      value: its value; capital letters stand for the user's choice.
-    """
-    words = _as_argument if _in_python.get() else _words[0]
-    return words(setting, value)
-
-
-def _as_argument(setting: str, value: Any) -> str:
+def as_argument(setting: str, value: Any) -> str:
     """Returns the argument of `tune`, or of one of its arguments, for a parameter."""
     scope, _, name = setting.rpartition("/")
     owner, _, field = name.rpartition(".")
@@ -71,7 +36,26 @@ def _as_argument(setting: str, value: Any) -> str:
         return f"evaluation=DataSource(files=..., {argument})"
     if owner == "Pretrained":
         return f"load(..., {argument})"
-    return argument if owner in ("DataSource", "Run") else f"{owner}({argument})"
+    return argument if owner in ("", "DataSource", "Run") else f"{owner}({argument})"
+
+
+_words: list[Words] = [as_argument]
+
+
+def speak_with(words: Words) -> None:
+    """Makes all messages of this process use these words."""
+    _words[:] = [words]
+
+
+def how_to_set(setting: str, value: Any) -> str:
+    """Returns what the reader of a message should type to set a parameter.
+
+    Args:
+      setting: parameter as configs write it, e.g. "DataSource.on_too_long"; a name
+        without a dot is an argument of the command or function, e.g. "force".
+      value: its value; capital letters stand for the user's choice.
+    """
+    return _words[0](setting, value)
 
 
 def _as_gin(value: Any) -> str:

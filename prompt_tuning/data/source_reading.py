@@ -144,8 +144,8 @@ def token_template(source: DataSource, model: ModelInterface) -> TokenTemplate |
         raise InputError(
             f"DataSource.template is {state} and Prompting.placement is "
             f"{shown(model.placement)}: a template determines where the prompt "
-            "vectors stand, so set both (--template or data/template.gin does), or "
-            "neither"
+            "vectors stand, so set both "
+            f"({how_to_set('DataSource.template', 'TEXT')} does), or neither"
         )
     if source.template is None:
         return None

@@ -127,8 +127,7 @@ class ResidentAdapters:
             raise InputError(
                 f"adapter {name} has {theirs.new_tokens} new tokens behind the model's "
                 f"vocabulary, but the model that is open has {ours.new_tokens}: open "
-                "the adapter's own run instead (--run), beside which others can be "
-                "loaded"
+                "the adapter's own run instead, beside which others can be loaded"
             )
 
     def add(

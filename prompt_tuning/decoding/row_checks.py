@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 
 GENERATES = "continuing a text reads all weights for each token"
@@ -24,8 +25,9 @@ def check_generates(model: PromptedModel) -> None:
     if model.config.bidirectional:
         raise InputError(
             f"{model.config.family} is an encoder, whose tokens see those after them, "
-            "so it generates no text: train a head of classes (--head first --labels "
-            "...), or embed texts (Model.embed, or /v1/embeddings of serve)"
+            "so it generates no text: train a head of classes by "
+            f"{how_to_set('ClassHead.pooling', 'first')}, or embed texts (Model.embed, "
+            "or /v1/embeddings of serve)"
         )
 
 
@@ -38,7 +40,7 @@ def check_scores(model: PromptedModel) -> None:
     if model.config.bidirectional and not model.config.labels:
         raise InputError(
             f"{model.config.family} is an encoder, which predicts no next tokens: "
-            "train it with a head of classes (--head first --labels ...)"
+            f"train a head of classes by {how_to_set('ClassHead.pooling', 'first')}"
         )
 
 

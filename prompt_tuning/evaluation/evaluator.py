@@ -12,6 +12,7 @@ from jaxtyping import Bool
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.model_choices import WITH_VALUES
 from prompt_tuning.core.parameters import Parameters
+from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.core.status_line import status
 from prompt_tuning.data.batching.plan_batches import plan_batches
 from prompt_tuning.data.examples.example_loading import load_examples
@@ -184,8 +185,9 @@ class Evaluator:
         if name not in self.metric_names:
             raise InputError(
                 f"{setting} names the metric {name!r}, but the evaluation measures "
-                f"{', '.join(self.metric_names)}; ask for it, by --exact_match, "
-                "--labels or --gin.Evaluation.metrics='[METRIC]', or choose another"
+                f"{', '.join(self.metric_names)}; ask for it, e.g. by "
+                f"{how_to_set('Evaluation.exact_match', True)} or "
+                f"{how_to_set('Evaluation.metrics', ['METRIC'])}, or choose another"
             )
 
     def compile_ahead(

@@ -13,6 +13,7 @@ from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.model_choices import ClassProblem, Pooling
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import named_key
+from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.families.class_labels import (
     BIAS,
     DENSE,
@@ -91,7 +92,7 @@ def _check_architecture(layers: ClassLayers, config: ModelConfig) -> None:
             "ClassHead is for decoder-only models, encoders, whole texts in BART "
             "and T5, and words in T5, and this is an encoder-decoder "
             f"({config.family}): rank the texts of its labels instead, by "
-            "Evaluation.labels (--labels)"
+            f"{how_to_set('Evaluation.labels', ['LABEL'])}"
         )
 
 
@@ -101,19 +102,19 @@ def _pooling(spec: ClassHead, config: ModelConfig, problem: ClassProblem) -> Poo
             raise InputError(
                 f"ClassHead.pooling is {spec.pooling!r}, but each token is scored by "
                 "its own state (ClassHead.problem is 'tokens'): leave pooling out, or "
-                "set it to 'last' (--head)"
+                "set it to 'last'"
             )
         return "last"
     pooling = spec.pooling or config.pooling
     if pooling != "last" and config.architecture == "encoder_decoder":
         raise InputError(
             f"ClassHead.pooling is {pooling!r}, but the head of an encoder-decoder "
-            "reads its decoder's last state: leave it out, or set it to 'last' (--head)"
+            "reads its decoder's last state: leave it out, or set it to 'last'"
         )
     if pooling == "first" and not config.bidirectional:
         raise InputError(
             "ClassHead.pooling is 'first', but the first state of a decoder has read "
-            "no other token: set it to 'last' or 'mean' (--head)"
+            "no other token: set it to 'last' or 'mean'"
         )
     return pooling
 
@@ -124,7 +125,8 @@ def _labels(spec: ClassHead, config: ModelConfig) -> tuple[str, ...]:
     if not labels:
         raise InputError(
             "ClassHead.labels is None, and the model has no head of classes whose "
-            "labels it could be: give the names of the classes (--labels)"
+            "labels it could be: give the names of the classes by "
+            f"{how_to_set('ClassHead.labels', ['LABEL'])}"
         )
     return labels
 

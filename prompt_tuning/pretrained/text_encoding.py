@@ -49,8 +49,8 @@ class TextEncoding:
         if self.source.template is not None:
             raise InputError(
                 "a chat template and DataSource.template both determine the text "
-                "around a message: leave out chat (--chat), and the run's template "
-                "is used"
+                "around a message: continue texts instead of chats, and the run's "
+                "template is used"
             )
         choice = FormatChoice.of(self.source)
         if choice.chat_date is None:

@@ -172,7 +172,7 @@ def write_checkpoint(folder: Path, adapter: Adapter, source: str) -> Path:
     if adapter.settings.get("alora_invocation_tokens"):
         raise InputError(
             "a checkpoint does not record the tokens that invoke an adapter (aLoRA): "
-            "read its PEFT folder instead, e.g. by --prompt FOLDER"
+            "read its PEFT folder instead"
         )
     extra = {"source": source, SCALINGS: dict(adapter.scalings)}
 

@@ -20,6 +20,7 @@ from prompt_tuning.core.number_ranges import (
     PositiveNumber,
 )
 from prompt_tuning.core.parameter_groups import match_any
+from prompt_tuning.core.setting_hints import NUMBER, how_to_set
 from prompt_tuning.prompts.dora import LORA_A, MAGNITUDE
 from prompt_tuning.prompts.low_rank import EVA, ExpertLowRank, LowRank, initial_factors
 from prompt_tuning.prompts.projection_adapters import (
@@ -349,8 +350,8 @@ class LoRA(LoRASettings, AdapterSpec):
             if projection not in adapter.scalings:
                 raise InputError(
                     f"the scaling (alpha / r) of the LoRA of {projection} is unknown: "
-                    "give the adapters that it was trained with, by --method "
-                    "and --rank or Run.adapters"
+                    "give the adapters that it was trained with, e.g. "
+                    f"{how_to_set('LoRA.rank', NUMBER)}"
                 )
             dora = projection + MAGNITUDE in adapter.parameters
             starts = projection + START_A in adapter.parameters

@@ -165,7 +165,7 @@ def load_prompts(
     if model.prompts.tokens is not None and any(x.is_logprob for x in rewards):
         raise InputError(
             "the reward logprob is of the frozen model, which has no rows for the new "
-            "tokens: leave TrainedTokens out (--add_tokens), or the reward"
+            "tokens: leave TrainedTokens out, or the reward"
         )
     encoding = TextEncoding(model, source)
     decoder_only = model.config.architecture == "decoder_only"

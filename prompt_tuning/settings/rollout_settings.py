@@ -15,6 +15,7 @@ from prompt_tuning.core.number_ranges import (
     SampleCount,
     SamplingTemperature,
 )
+from prompt_tuning.core.setting_hints import how_to_set
 
 Advantage = Literal["deviation", "mean", "leave_one_out", "batch"]
 RewardFunction = Callable[..., Any]
@@ -121,7 +122,7 @@ class Rollouts:
             raise InputError(
                 f"Rollouts.rewards is {shown(self.described().rewards)}, but "
                 f"{objective} learns from a teacher and reads no rewards: leave them "
-                "out, or learn from them with GRPO (--loss grpo)"
+                "out, or learn from them with GRPO"
             )
         for name in ("resample", "replay"):
             if not learned and getattr(self, name):
@@ -132,7 +133,7 @@ class Rollouts:
         if learned and not self.rewards:
             raise InputError(
                 f"Rollouts.rewards is empty, and {objective} learns from rewards: give "
-                "at least one, such as ['exact_match'] (--reward exact_match)"
+                f"at least one, e.g. {how_to_set('Rollouts.rewards', ['exact_match'])}"
             )
         if learned and self.group < 2:
             raise InputError(

@@ -9,6 +9,7 @@ from jax.sharding import AxisType, Mesh
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.settings.axis_rules import AxisRules
 from prompt_tuning.settings.mesh_shape import MeshShape
 from prompt_tuning.sharding.mesh_layout import MeshLayout
@@ -38,7 +39,7 @@ def build_mesh(shape: MeshShape, devices: Sequence[Any] | None = None) -> Mesh:
         raise InputError(
             f"the number of devices, {len(devices)}, is not a multiple of {fixed}, "
             f"so they cannot be arranged as {description}: set MeshShape's axes to "
-            "numbers that divide it, or --gin.Run.mesh=None for one device"
+            f"numbers that divide it, or {how_to_set('Run.mesh', None)} for one device"
         )
     if not free and fixed != len(devices):
         raise InputError(

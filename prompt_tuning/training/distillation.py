@@ -144,8 +144,8 @@ def open_teacher(
     if model.prompts.tokens is not None:
         raise InputError(
             "this loss compares the model with the frozen one, which has no rows for "
-            "the new tokens, and whose head has the trained rows: leave TrainedTokens "
-            "out (--add_tokens), or choose another loss"
+            "the new tokens, and whose head has the trained rows: leave "
+            "TrainedTokens out, or choose another loss"
         )
     if context is None:
         teacher = make_reference(model.config)

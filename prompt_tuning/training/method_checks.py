@@ -27,8 +27,8 @@ def _check_constant(paths: Collection[str], run: Run) -> None:
             raise InputError(
                 f"the parameter groups train {regex}, but the run's prompt is a "
                 "constant without parameters (InferenceOnlyPrompt), which can only be "
-                "evaluated and used: to train the vectors of a file, give --gin_file "
-                "prompts/file.gin instead of prompts/inference_only.gin"
+                "evaluated and used: to train the vectors of a file, start a "
+                "SoftPrompt from_file (prompts/file.gin)"
             )
 
 

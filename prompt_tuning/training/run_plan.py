@@ -134,7 +134,7 @@ def _check_tokens(source: TransferSource, run: Run, model: PromptedModel) -> Non
     if not same:
         raise InputError(
             f"{source.origin} has trained rows of other tokens than this run, or in "
-            "another order: give the same TrainedTokens.tokens (--add_tokens)"
+            "another order: give the same TrainedTokens.tokens"
         )
 
 

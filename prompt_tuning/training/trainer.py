@@ -11,7 +11,7 @@ from prompt_tuning.config.run import Run
 from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.errors import shown
 from prompt_tuning.core.parameters import Parameters
-from prompt_tuning.core.setting_hints import how_to_set
+from prompt_tuning.core.setting_hints import NUMBER, how_to_set
 from prompt_tuning.data.batching.batch_plan import BatchPlan
 from prompt_tuning.data.examples.example_groups import ExampleGroups
 from prompt_tuning.data.examples.example_table import Examples
@@ -143,7 +143,7 @@ class Trainer:
             return row
         return (
             f"{row}\nnote: the run reads each example {self.epochs:,.0f} times: "
-            "--steps or --epochs (in Python steps= or epochs=) sets less"
+            f"{how_to_set('Run.steps', NUMBER)} sets less"
         )
 
     def _types_note(self) -> list[str]:

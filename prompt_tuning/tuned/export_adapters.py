@@ -198,7 +198,7 @@ def convert_for_peft(
     if kind is not None and issubclass(kind, InputDependentPrompt):
         raise InputError(
             "PEFT has no prompts that depend on the text; write a checkpoint "
-            "(--to checkpoint)"
+            "(convert --to checkpoint)"
         )
     _check_prompting(prompting or Prompting())
     if runs_model_for_peft(adapter) and model is not None:
@@ -220,8 +220,8 @@ def _check_prompting(prompting: Prompting) -> None:
     ):
         raise InputError(
             "PEFT puts every prompt before the text, where it sees what a prefix sees; "
-            f"this one was trained with {prompting}. Write it as an array (--to npy or "
-            "safetensors) for a program that supports this"
+            f"this one was trained with {prompting}. Write it as an array, e.g. to "
+            "prompt.npy, for a program that supports this"
         )
 
 
@@ -230,7 +230,7 @@ def _convert_to_prefix(model: LanguageModel) -> Adapter:
     check_all_attention(
         model.config,
         "PEFT could have this prompt only as a key/value prefix",
-        "write a checkpoint (--to checkpoint)",
+        "write a checkpoint (convert --to checkpoint)",
     )
     context = model.prefix() if isinstance(model, DecoderOnly) else None
     if context is None:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.core.setting_hints import how_to_set
+from prompt_tuning.core.setting_hints import NUMBER, how_to_set
 from prompt_tuning.data.examples.truncation import truncation_of
 from prompt_tuning.data.rows.jsonl import JsonLine
 from prompt_tuning.data.rows.line_formats import FormatChoice
@@ -32,11 +32,6 @@ from prompt_tuning.settings.data_source import DataSource
 
 PROMPT_KEY = "prompt"
 """Key of plain texts for a run with data that has no prompts."""
-
-TASK_SETTING = (
-    f"{how_to_set('DataSource.prompt_id_key', 'KEY')}, or choose one prompt for all "
-    "(--prompt_id)"
-)
 
 
 class EncodedInputs(NamedTuple):
@@ -151,7 +146,11 @@ def _select_prompt(
 ) -> tuple[int, list[int]]:
     """Returns the prompt that a line selects, and its row without the task token."""
     if tasks.key is not None:
-        return tasks.parse(line.value(tasks.key, TASK_SETTING), line.location), row
+        setting = (
+            f"{how_to_set('DataSource.prompt_id_key', 'KEY')}, or choose one prompt "
+            f"for all ({how_to_set('prompt_id', NUMBER)})"
+        )
+        return tasks.parse(line.value(tasks.key, setting), line.location), row
     assert tasks.token is not None
     number, rest = tasks.token.split(np.array(row, np.int64))
     return int(number), rest.tolist()

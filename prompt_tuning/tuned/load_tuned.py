@@ -127,9 +127,8 @@ def _check_leaves(
             f"{origin} contains {path} of shape {leaf.shape}, but the model has no "
             "such parameter; in addition to the frozen ones it has "
             f"{', '.join(added) or 'none'}. Was it tuned on another model? If not, set "
-            "Run.prompt, Run.decoder_prompt and Run.adapters to match it (with options "
-            "by --method), or to None, None and () for the frozen model alone or with "
-            "the file of --prompt"
+            "Run.prompt, Run.decoder_prompt and Run.adapters to match it, or to None, "
+            "None and () for the frozen model alone or with another adapter's file"
         )
 
 

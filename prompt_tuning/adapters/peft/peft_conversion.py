@@ -265,7 +265,7 @@ def _convert_tensors(
     if adapter.kind == CLASSES:
         raise InputError(
             "PEFT stores a head of classes only beside an adapter: train a prompt or "
-            "LoRA beside it (--method)"
+            "LoRA beside it"
         )
     if adapter.kind not in (LORA, IA3, PREFIX, TOKENS):
         raise InputError(

@@ -157,7 +157,7 @@ def check_vectors(config: ModelConfig) -> None:
     if reason:
         raise InputError(
             f"PEFT's soft prompts do not fit this model, because {reason}: use LoRA, "
-            "or write the prompt as an array (--to npy or safetensors)"
+            "or write the prompt as an array, e.g. to prompt.npy"
         )
 
 

@@ -12,6 +12,7 @@ from jaxtyping import Int32
 from prompt_tuning.core.batch import value_columns
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.model_choices import ClassProblem
+from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.data.examples import row_readers
 from prompt_tuning.data.examples.example_groups import example_weight
 from prompt_tuning.data.model_interface import ModelInterface
@@ -172,7 +173,7 @@ class ClassValueEdit:
         if self.key not in record:
             raise InputError(
                 f"found the keys {shown(sorted(record))}, expected {self.key!r}: name "
-                "the key by DataSource.completion_key (--completion_key)"
+                f"the key by {how_to_set('DataSource.completion_key', 'KEY')}"
             )
         given = record[self.key]
         read = self._numbers if self.problem == "regression" else self._labels

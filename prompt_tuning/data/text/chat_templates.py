@@ -9,7 +9,7 @@ from typing import Any
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.gguf_files import is_gguf
-from prompt_tuning.core.setting_hints import how_to_set
+from prompt_tuning.core.setting_hints import FILE, how_to_set
 from prompt_tuning.core.typed_json import read_limited
 from prompt_tuning.data.text.gguf_tokenizer import read_gguf_templates
 from prompt_tuning.data.text.special_tokens import (
@@ -185,15 +185,15 @@ def _folder_templates(folder: Path) -> tuple[str, dict[str, str]]:
         if "default" not in named and is_gguf(folder):
             raise InputError(
                 f"{folder} has no tokenizer.chat_template: use the file of a chat "
-                "model; for training, chat_template (--chat_template FILE) names one "
-                "elsewhere"
+                f"model; for training, {how_to_set('DataSource.chat_template', FILE)} "
+                "names one elsewhere"
             )
         if "default" not in named:
             raise InputError(
                 f"{folder / CONFIG_FILE} has no chat_template, and {folder} no "
                 f"{TEMPLATE_FILE}: use the folder of a chat model, or put a chat "
-                f"template there as {TEMPLATE_FILE}; for training, chat_template "
-                "(--chat_template FILE) names one elsewhere"
+                f"template there as {TEMPLATE_FILE}; for training, "
+                f"{how_to_set('DataSource.chat_template', FILE)} names one elsewhere"
             )
         return str(folder if is_gguf(folder) else folder / CONFIG_FILE), named
     named = {"default": _read_text(folder / TEMPLATE_FILE)}

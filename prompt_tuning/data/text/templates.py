@@ -202,8 +202,8 @@ def check_length(counts: Sequence[int], length: int) -> None:
         raise InputError(
             f"the template has {sum(counts)} soft vectors "
             f"({' + '.join(map(str, counts)) or 'no soft part'}), but the prompt has "
-            f"{length}: give --prompt_length {sum(counts)} or "
-            f"--gin.PROMPT_LENGTH={sum(counts)}, or change the template"
+            f"{length}: give {how_to_set('SoftPrompt.length', sum(counts))}, or change "
+            "the template"
         )
 
 

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.core.setting_hints import how_to_set, python_hints
 from prompt_tuning.data.rows.python_rows import (
     has_held_out,
     naming_rows,
@@ -116,12 +115,3 @@ def test_messages_name_the_argument_and_the_row():
         naming_rows({"/tmp/x/rows.jsonl": "data"}),
     ):
         raise InputError("/tmp/x/rows.jsonl, line 4: no; see /tmp/x/rows.jsonl")
-    with python_hints():
-        hints = [
-            how_to_set(name, "KEY")
-            for name in ("DataSource.prompt_key", "evaluation/DataSource.split")
-        ]
-        assert hints[0] == "prompt_key='KEY'"
-        assert hints[1] == "evaluation=DataSource(files=..., split='KEY')"
-        assert how_to_set("Pretrained.eos_id", 3) == "load(..., eos_id=3)"
-    assert how_to_set("DataSource.prompt_key", "KEY").startswith("--prompt_key KEY")
