@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from scripts.bench import steps
 from scripts.bench.cases import CASES, GPT2_CONFIG, T5_CONFIG, TINY_CONFIG, TINY_HYBRIDS
 from scripts.bench.steps import (
     SIDES,
@@ -38,19 +39,34 @@ BARE = {
     name: dataclasses.replace(PROMPTED[name], prompt=0, loss_on=loss_on)
     for name, loss_on in (("llama", None), ("gpt2", 4))
 }
+NAMES = [*PROMPTED, *map("{}_0".format, BARE)]
 
 
-@pytest.mark.parametrize(
-    ("case", "devices"),
-    [
-        *((case, 1) for case in (*PROMPTED.values(), *BARE.values())),
-        (PROMPTED["llama"], 2),
-    ],
-    ids=[*PROMPTED, *map("{}_0".format, BARE), "two_devices"],
-)
-def test_three_steps_have_the_same_losses_on_both_sides(case, devices, tmp_path):
+@pytest.mark.filterwarnings("ignore")  # of PEFT and transformers
+@pytest.mark.parametrize("case", [*PROMPTED.values(), *BARE.values()], ids=NAMES)
+def test_three_steps_have_the_same_losses_on_both_sides(case, tmp_path, monkeypatch):
+    from scripts.bench.ours import OurStep
+    from scripts.bench.peft_step import PeftStep, make_model
+
+    def write(action, folder, python):
+        assert action == "make"
+        make_model(folder)
+
+    # The packages of both sides are imported once for all cases.
+    monkeypatch.setattr(steps, "_write_with_peft", write)
     write_inputs({"case": case}, tmp_path, sys.executable)
-    settings = Settings(peft_python=sys.executable, devices=devices)
+    ours, peft = OurStep(tmp_path / "case"), PeftStep(tmp_path / "case")
+    losses = {
+        side: [step()["loss"] for _ in range(3)]
+        for side, step in zip(SIDES, (ours, peft), strict=True)
+    }
+    check_agreement("case", losses)
+    assert losses["ours"][2] < losses["ours"][0]
+
+
+def test_processes_of_both_sides_take_turns_with_the_same_losses(tmp_path):
+    write_inputs({"case": PROMPTED["llama"]}, tmp_path, sys.executable)
+    settings = Settings(peft_python=sys.executable, devices=2)
     ours, peft = (start_worker("case", side, tmp_path, settings) for side in SIDES)
     with ours, peft:
         workers = {
