@@ -72,7 +72,7 @@ def theirs(tmp_path_factory):
         # In double precision, transformers' softmax of a row that sees no key is NaN.
         double = model != "phi3"
         jobs[f"{model}-{kind}"] = {"base": merged, "tokens": tokens, "double": double}
-    return peft_logits(folder, jobs)
+    return peft_logits(jobs)
 
 
 @pytest.mark.torch

@@ -33,7 +33,7 @@ def test_transformers_computes_with_merged_weights_what_peft_computes(tmp_path):
         command = ["convert", adapter, str(target), "--merge", "--base_model", base]
         assert main(command) == 0
         jobs[f"{family} {kind}"] = {"base": target, "tokens": tokens}
-    theirs = peft_logits(tmp_path, jobs)
+    theirs = peft_logits(jobs)
     for family, kind in CASES:
         given = dict(np.load(FOLDER / family / "ref.npz"))
         expected = given[f"{kind}.logits"]

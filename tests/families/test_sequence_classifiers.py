@@ -1,10 +1,5 @@
 """Published sequence classifiers and PEFT's adapters score as in transformers."""
 
-import json
-import subprocess
-import sys
-from pathlib import Path
-
 import jax
 import numpy as np
 import pytest
@@ -18,6 +13,7 @@ from prompt_tuning.pretrained.prompted_model import open_pretrained
 from prompt_tuning.pretrained.tuning import rebuild_tuning
 from prompt_tuning.settings.pretrained import Pretrained
 from prompt_tuning.texts.text_embeddings import embed_ids
+from tests.support.adapters import unheard_warnings
 
 # torch and transformers are only in the `bench` extra.
 # pyright: reportMissingImports=false
@@ -105,15 +101,18 @@ OF_PEFT = {
 }
 
 
-def run_transformers(folder, jobs):
-    """Returns the logits of `tests/support/sequence_classifiers.py` for each job."""
-    (folder / "jobs.json").write_text(json.dumps(jobs, default=str))
-    script = Path(__file__).parents[1] / "support" / "sequence_classifiers.py"
-    given = [folder / "jobs.json", folder / "logits.npz"]
-    command = [sys.executable, "-W", "ignore", str(script), *map(str, given)]
-    run = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr
-    return dict(np.load(folder / "logits.npz"))
+def run_transformers(jobs):
+    """Returns the logits of `tests/support/sequence_classifiers.py` for each job.
+
+    With " padded" after the job's name, those of all rows in one batch.
+    """
+    found = {}
+    with unheard_warnings():
+        from tests.support.sequence_classifiers import logits
+
+        for name, job in jobs.items():
+            found[name], found[f"{name} padded"] = logits(**job)
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +149,7 @@ def theirs(tmp_path_factory):
         save = folder / f"{name} saved"
         of_base = {"folder": folder / base, "rows": ENCODED}
         jobs[name] = {**of_base, "adapter": adapter, "save": save}
-    return folder, run_transformers(folder, jobs)
+    return folder, run_transformers(jobs)
 
 
 def probabilities(base, rows, adapter=None):
@@ -206,7 +205,7 @@ def test_our_adapters_score_in_peft_as_here(theirs, tmp_path):
         given = {"folder": folder / "llama", "rows": ROWS}
         jobs[kind] = {**given, "adapter": tmp_path / kind}
         ours[kind] = probabilities(folder / "llama", ROWS, adapter)
-    logits = run_transformers(tmp_path, jobs)
+    logits = run_transformers(jobs)
     for kind, each in ours.items():
         assert_same_where_padding_counts_alike(kind, each, logits[kind])
 
@@ -237,7 +236,7 @@ def test_adapters_of_encoders_score_as_in_peft_both_ways(name, theirs, tmp_path)
         adapter.parameters[path] = array + noise
     write_folder(tmp_path / "ours", to_peft(adapter, config))
     job = {"folder": base, "rows": ENCODED, "adapter": tmp_path / "ours"}
-    back = softmax(run_transformers(tmp_path, {name: job})[name])
+    back = softmax(run_transformers({name: job})[name])
     assert np.abs(back - ours).max() > 1e-3
     np.testing.assert_allclose(probabilities(base, ENCODED, adapter), back, atol=1e-5)
 

@@ -68,7 +68,7 @@ def theirs(tmp_path_factory):
         jobs[name] = {"folder": folder / base, "rows": rows_of(base)}
         jobs[name] |= {"adapter": adapter, "save": folder / f"{name} saved"}
     jobs = {name: job | {"tokens": True} for name, job in jobs.items()}
-    return folder, run_transformers(folder, jobs)
+    return folder, run_transformers(jobs)
 
 
 def nats(base, rows, adapter=None):
@@ -120,5 +120,5 @@ def test_adapters_score_tokens_as_in_peft_both_ways(name, theirs, tmp_path):
     assert written.settings["task_type"] == "TOKEN_CLS"
     write_folder(tmp_path / "ours", written)
     job = {"folder": base, "rows": rows, "adapter": tmp_path / "ours", "tokens": True}
-    back = run_transformers(tmp_path, {name: job})[name]
+    back = run_transformers({name: job})[name]
     assert_same(nats(base, rows, adapter), back, 1e-4)

@@ -1,11 +1,10 @@
 """Models with an adapter of any kind, and PEFT's models with the same adapter."""
 
+import contextlib
 import functools
-import json
-import subprocess
-import sys
+import warnings
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -28,16 +27,29 @@ from prompt_tuning.settings.pretrained import Pretrained
 P = 5
 
 
-def peft_logits(folder: Path, jobs: Mapping[str, Any]) -> dict[str, np.ndarray]:
+@contextlib.contextmanager
+def unheard_warnings() -> Iterator[None]:
+    """Ignores warnings, as those of other libraries must not fail a test."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def peft_logits(jobs: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Returns PEFT's logits for each job; see `tests/support/peft_logits.py`."""
-    given, output = folder / "jobs.json", folder / "logits.npz"
-    given.write_text(json.dumps(jobs, default=str))
-    script = Path(__file__).with_name("peft_logits.py")
-    # Warnings of other libraries must not fail the test.
-    command = [sys.executable, "-W", "ignore", str(script), str(given), str(output)]
-    run = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr
-    return dict(np.load(output))
+    with unheard_warnings():
+        from tests.support.peft_logits import logits
+
+        return {name: logits(**job) for name, job in jobs.items()}
+
+
+def train_by_peft(jobs: Mapping[str, Any]) -> None:
+    """Runs jobs by PEFT; see `tests/support/peft_training.py`."""
+    with unheard_warnings():
+        from tests.support.peft_training import train
+
+        for job in jobs.values():
+            train(**job)
 
 
 def _numbers(path: str, shape: tuple[int, ...]) -> np.ndarray:

@@ -1,37 +1,16 @@
-"""Computes logits with transformers and PEFT in a separate process.
-
-    python tests/peft_logits.py JOBS.json OUT.npz
-
-Jobs are `{name: {base, adapter, tokens, task_ids, double, size}}`; `tokens` is an .npz
-of `input_ids`, `attention_mask` and, for an encoder-decoder, `labels`; double precision
-removes the rounding error of this side, and `size` resizes the vocabulary before the
-adapter is read. Needs torch, transformers and peft,
-but nothing from prompt_tuning.
-"""
+"""Computes logits with transformers and PEFT, by nothing from prompt_tuning."""
 
 # The imports are only in the `bench` extra.
 # pyright: reportMissingImports=false
 
-import json
-import os
-import sys
-from pathlib import Path
 from typing import Any
-
-os.environ["HF_HUB_OFFLINE"] = "1"
 
 import numpy as np
 import peft
 import torch
 import transformers
 
-
-def main() -> None:
-    transformers.logging.set_verbosity_error()
-    torch.set_num_threads(1)
-    jobs = json.loads(Path(sys.argv[1]).read_text())
-    outputs: dict[str, Any] = {name: logits(**job) for name, job in jobs.items()}
-    np.savez(sys.argv[2], **outputs)
+transformers.logging.set_verbosity_error()
 
 
 def model_class(base) -> Any:
@@ -48,6 +27,17 @@ def model_class(base) -> Any:
 def logits(
     base, tokens, adapter=None, task_ids=None, double=False, size=None
 ) -> np.ndarray:
+    """Returns the logits of a folder's model with an adapter.
+
+    Args:
+      base: folder of the model.
+      tokens: .npz of `input_ids`, `attention_mask` and, for an encoder-decoder,
+        `labels`.
+      adapter: folder of the adapter.
+      task_ids: task of each row.
+      double: removes the rounding error of this side by double precision.
+      size: size of the vocabulary before the adapter is read, if it changes.
+    """
     given = {name: torch.tensor(x) for name, x in np.load(tokens).items()}
     family = (
         transformers.AutoModelForSeq2SeqLM if "labels" in given else model_class(base)
@@ -67,7 +57,3 @@ def logits(
         given["task_ids"] = torch.tensor(task_ids)
     with torch.no_grad():
         return model(**given).logits.numpy().astype(np.float32)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,37 +1,31 @@
-"""Trains adapters with transformers and PEFT in a separate process.
-
-    python tests/support/peft_training.py JOBS.json
-
-Jobs are `{name: {base, folder, tokens, steps, learning_rate, size, **LoraConfig}}`.
-`size` resizes the vocabulary, and `tokens` is an .npz of the model's inputs and
-`targets`, which every logit predicts. Writes the adapter before and after training to
-`folder/start` and `folder/end`, and the losses and the last logits to `folder/end.npz`.
-"""
+"""Trains adapters with transformers and PEFT, by nothing from prompt_tuning."""
 
 # The imports are only in the `bench` extra.
 # pyright: reportMissingImports=false
-
-import json
-import os
-import sys
-from pathlib import Path
-
-os.environ["HF_HUB_OFFLINE"] = "1"
 
 import numpy as np
 import peft
 import torch
 import transformers
 
-
-def main() -> None:
-    transformers.logging.set_verbosity_error()
-    torch.set_num_threads(1)
-    for job in json.loads(Path(sys.argv[1]).read_text()).values():
-        train(**job)
+transformers.logging.set_verbosity_error()
 
 
 def train(base, folder, tokens, steps, learning_rate, size=None, **settings) -> None:
+    """Trains an adapter with the settings of a `LoraConfig`.
+
+    Writes the adapter before and after training to `folder/start` and `folder/end`, and
+    the losses and the last logits to `folder/end.npz`.
+
+    Args:
+      base: folder of the model.
+      folder: folder of the results.
+      tokens: .npz of the model's inputs and `targets`, which every logit predicts.
+      steps: number of steps.
+      learning_rate: rate of the steps.
+      size: size of the vocabulary, if it changes.
+      settings: fields of `LoraConfig`.
+    """
     given = {name: torch.tensor(x) for name, x in np.load(tokens).items()}
     targets = given.pop("targets")
     family = (
@@ -64,7 +58,3 @@ def train(base, folder, tokens, steps, learning_rate, size=None, **settings) -> 
         logits = model(**given).logits.numpy()
     model.float().save_pretrained(f"{folder}/end")
     np.savez(f"{folder}/end.npz", losses=losses, logits=logits)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,28 +1,10 @@
-"""Makes and runs classifiers of transformers and PEFT in a separate process.
-
-    python tests/support/sequence_classifiers.py JOBS.json OUT.npz
-
-Jobs are `{name: {folder, rows, settings, model_type, adapter, save}}`: the model in
-`folder` is made first if there are `settings` of its config. `adapter` is a folder to
-read, or with `save` the settings of an adapter with random numbers that is saved there.
-The output has the logits of each row, read alone (`name`), and of all rows in a batch,
-padded on the right (`name padded`). With `tokens` the model classifies tokens, and the
-logits are those of each token, `[n, T, C]`, nan after the end of a row. Needs torch,
-transformers and peft, but nothing from prompt_tuning.
-"""
+"""Makes and runs classifiers of transformers and PEFT, by nothing of prompt_tuning."""
 
 # The imports are only in the `bench` extra.
 # pyright: reportMissingImports=false
 
 import inspect
-import json
-import os
-import sys
-from pathlib import Path
 
-os.environ["HF_HUB_OFFLINE"] = "1"
-
-import numpy as np
 import peft
 import torch
 import transformers
@@ -32,19 +14,25 @@ from transformers import (
     AutoModelForTokenClassification,
 )
 
-
-def main() -> None:
-    transformers.logging.set_verbosity_error()
-    torch.set_num_threads(1)
-    jobs, outputs = json.loads(Path(sys.argv[1]).read_text()), {}
-    for name, job in jobs.items():
-        outputs[name], outputs[f"{name} padded"] = logits(**job)
-    np.savez(sys.argv[2], **outputs)
+transformers.logging.set_verbosity_error()
 
 
 def logits(
     folder, rows, settings=None, model_type="", adapter=None, save=None, tokens=False
 ):
+    """Returns logits of each row, read alone, and of all rows in a padded batch.
+
+    With `tokens` they are those of each token, `[n, T, C]`, nan after the end of a row.
+
+    Args:
+      folder: folder of the model, which is made first if there are `settings`.
+      rows: token IDs; padded on the right in the batch.
+      settings: fields of the model's config.
+      model_type: family of the model that is made.
+      adapter: folder to read, or with `save` settings of an adapter.
+      save: folder of an adapter with random numbers that is made.
+      tokens: whether the model classifies tokens.
+    """
     torch.manual_seed(0)
     kinds = AutoModelForSequenceClassification, AutoModelForTokenClassification
     auto = kinds[tokens]
@@ -99,7 +87,3 @@ def with_old_name(forward):
     names = inspect.signature(forward).parameters
     # Encoders pass what they do not name on to the base model.
     return renamed if {"cache", "kwargs"} & names.keys() else forward
-
-
-if __name__ == "__main__":
-    main()

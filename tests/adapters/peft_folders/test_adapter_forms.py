@@ -336,7 +336,7 @@ def theirs(tmp_path_factory):
         np.savez(tokens, **tokens_of(case))
         base = (PEFT / case / "../base").resolve()
         jobs[name] = {"base": base, "adapter": folder / name, "tokens": tokens}
-    return folder, peft_logits(folder, jobs)
+    return folder, peft_logits(jobs)
 
 
 @pytest.mark.torch

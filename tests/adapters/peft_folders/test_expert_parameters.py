@@ -1,8 +1,6 @@
 """LoRA of experts, PEFT's `target_parameters`: trained, read, written and merged."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import jax
@@ -30,6 +28,7 @@ from tests.support.adapters import (
     our_logits,
     peft_logits,
     restored,
+    train_by_peft,
 )
 
 FAMILIES = Path(__file__).parents[2] / "fixtures/families"
@@ -79,11 +78,7 @@ def theirs(tmp_path_factory):
             "task_type": "CAUSAL_LM",
             **settings,
         }
-    (folder / "jobs.json").write_text(json.dumps(jobs))
-    script = Path(__file__).parents[2] / "support" / "peft_training.py"
-    command = [sys.executable, "-W", "ignore", str(script), str(folder / "jobs.json")]
-    run = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr
+    train_by_peft(jobs)
     return folder
 
 
@@ -109,7 +104,7 @@ def test_experts_that_peft_trained_are_read_written_and_merged(theirs, tmp_path)
         given = {"tokens": tmp_path / f"{family}.npz"}
         jobs[family] = given | {"base": base, "adapter": tmp_path / family}
         jobs[f"{family} merged"] = given | {"base": tmp_path / f"merged {family}"}
-    for job, logits in peft_logits(tmp_path, jobs).items():
+    for job, logits in peft_logits(jobs).items():
         family = job.partition(" ")[0]
         assert_same_logits(ours[family], logits, tokens_of(family)[0])
 
@@ -152,7 +147,7 @@ def test_experts_with_modules_of_their_own_are_read_as_by_peft(tmp_path):
     jobs = {name: given | {"adapter": tmp_path / name} for name in ("theirs", "ours")}
     graph, parameters = restored(base, adapter)
     ours = our_logits(parameters, batch_of(tokens), graph=graph)
-    for logits in peft_logits(tmp_path, jobs).values():
+    for logits in peft_logits(jobs).values():
         assert_same_logits(ours, logits, tokens)
 
 

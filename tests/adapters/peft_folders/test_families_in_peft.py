@@ -80,7 +80,7 @@ def test_our_adapters_change_pefts_model_as_ours(family, tmp_path):
             folder = tmp_path / f"merged {kind}"
             write_merged(folder, base, [adapter])
             jobs[f"merged {kind}"] = {"base": folder, "tokens": tmp_path / "tokens.npz"}
-    theirs = peft_logits(tmp_path, jobs)
+    theirs = peft_logits(jobs)
     without = np.load(FOLDER / family / "ref.npz")["base.logits"]
     batch = batch_of(tokens)
     for kind, adapter in adapters.items():

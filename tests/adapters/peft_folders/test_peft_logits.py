@@ -1,9 +1,10 @@
 """An adapter written by either library changes both models in the same way."""
 
+# PEFT and transformers are in the `bench` extra only.
+# pyright: reportMissingImports=false
+
 import dataclasses
 import functools
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -129,7 +130,7 @@ def theirs(tmp_path_factory):
     for case in CASES:
         bare = dataclasses.replace(read(case), settings={}, unused=None)
         add(case, case.split("/")[0], bare)
-    return peft_logits(folder, jobs)
+    return peft_logits(jobs)
 
 
 @pytest.mark.torch
@@ -150,28 +151,26 @@ def test_our_files_change_pefts_model_as_ours(name, theirs):
     assert np.abs(theirs[name][:, -base.shape[1] :] - base).max() > 0.1
 
 
-SAVED_BY_PEFT = """
-import sys
-from transformers import AutoModelForCausalLM
-from peft import CartridgeConfig, CPTConfig, get_peft_model
+def save_by_peft(base, folder):
+    """Writes a cartridge and CPT with the values that PEFT begins with."""
+    from peft import CartridgeConfig, CPTConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
 
-base, folder = sys.argv[1:]
-settings = {"task_type": "CAUSAL_LM", "base_model_name_or_path": base}
-for name, config in {
-    "CARTRIDGE": CartridgeConfig(num_virtual_tokens=3, **settings),
-    "CPT": CPTConfig(cpt_token_ids=[5, 6, 7], **settings),
-}.items():
-    model = get_peft_model(AutoModelForCausalLM.from_pretrained(base), config)
-    model.save_pretrained(f"{folder}/{name}")
-"""
+    settings = {"task_type": "CAUSAL_LM", "base_model_name_or_path": str(base)}
+    for name, config in {
+        "CARTRIDGE": CartridgeConfig(num_virtual_tokens=3, **settings),
+        "CPT": CPTConfig(cpt_token_ids=[5, 6, 7], **settings),
+    }.items():
+        model = get_peft_model(AutoModelForCausalLM.from_pretrained(base), config)
+        model.save_pretrained(folder / name)
 
 
 @pytest.mark.torch
+@pytest.mark.filterwarnings("ignore")  # of PEFT and transformers
 def test_cartridges_and_cpt_of_peft_are_read_and_written_as_they_are(tmp_path):
     model = "llama_gqa_untied"
     base, config = PEFT / model / "base", config_of(model)
-    command = [sys.executable, "-W", "ignore", "-c", SAVED_BY_PEFT]
-    subprocess.run([*command, str(base), str(tmp_path)], check=True)
+    save_by_peft(base, tmp_path)
     np.savez(tmp_path / "tokens.npz", **tokens_of(model))
     jobs = {
         kind: {
@@ -181,7 +180,7 @@ def test_cartridges_and_cpt_of_peft_are_read_and_written_as_they_are(tmp_path):
         }
         for kind in FORMS
     }
-    expected = peft_logits(tmp_path, jobs)
+    expected = peft_logits(jobs)
     for kind, (form, _) in FORMS.items():
         folder = read_folder(tmp_path / kind)
         adapter = from_peft(folder, config, kind)

@@ -2,10 +2,6 @@
 
 import dataclasses
 import functools
-import json
-import subprocess
-import sys
-from pathlib import Path
 from typing import cast
 
 import jax
@@ -31,6 +27,7 @@ from tests.support.adapters import (
     peft_logits,
     random_adapter,
     restored,
+    train_by_peft,
 )
 from tests.support.shared_data import FIXTURES
 
@@ -96,7 +93,7 @@ def theirs(tmp_path_factory):
             "size": config_of(model).vocabulary_size + 2,
             "double": True,
         }
-    return peft_logits(folder, jobs)
+    return peft_logits(jobs)
 
 
 @pytest.mark.torch
@@ -150,11 +147,7 @@ def trained(tmp_path_factory):
             "trainable_token_indices": [3, size, size + 1],
             **settings,
         }
-    (folder / "jobs.json").write_text(json.dumps(jobs))
-    script = Path(__file__).parents[2] / "support" / "peft_training.py"
-    command = [sys.executable, "-W", "ignore", str(script), str(folder / "jobs.json")]
-    run = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr
+    train_by_peft(jobs)
     return {model: folder / model for model in TRAINED}
 
 

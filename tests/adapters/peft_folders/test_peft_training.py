@@ -1,10 +1,6 @@
 """LoRA, DoRA and biases train as in PEFT, with the same options."""
 
 import functools
-import json
-import subprocess
-import sys
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -22,7 +18,7 @@ from prompt_tuning.pretrained.source import read_frozen
 from prompt_tuning.pretrained.tuning import Tuning
 from prompt_tuning.prompts.low_rank_adapters import LoRA
 from prompt_tuning.settings.pretrained import Pretrained
-from tests.support.adapters import batch_of, our_logits, restored
+from tests.support.adapters import batch_of, our_logits, restored, train_by_peft
 from tests.support.shared_data import FIXTURES
 
 PEFT, STEPS, RATE = FIXTURES / "peft", 24, 0.01
@@ -135,11 +131,7 @@ def theirs(tmp_path_factory):
             "task_type": task,
             **settings,
         }
-    (folder / "jobs.json").write_text(json.dumps(jobs))
-    script = Path(__file__).parents[2] / "support" / "peft_training.py"
-    command = [sys.executable, "-W", "ignore", str(script), str(folder / "jobs.json")]
-    run = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr
+    train_by_peft(jobs)
     return {name: folder / name for name in cases}
 
 
