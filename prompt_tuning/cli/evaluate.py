@@ -171,7 +171,7 @@ def _compare(
             predictions += evaluator.predictions(name, result)
     print_table(console, comparison_table(results, evaluation))
     description = describe_examples(first, evaluation.resamples)
-    print_lines(console, description, *report_idle_devices(run))
+    print_lines(console, description, *report_idle_devices(run.mesh))
     if options.predictions is not None and is_first():
         content = "".join(predictions).encode()
         write_file(options.predictions, content, force=options.force)

@@ -6,17 +6,20 @@ import shlex
 import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from prompt_tuning.cli import launch
 from prompt_tuning.cli.option_types import json_object, numeric
 from prompt_tuning.config import flat_option, option_checks
 from prompt_tuning.config.config_table import FOLDERS, choices_of, list_rates
-from prompt_tuning.config.config_values import CONFIG_FILE
+from prompt_tuning.config.config_values import CONFIG_FILE, IDENTITY_FILE
 from prompt_tuning.config.options import OPTIONS, TABLE
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.file_names import check_links
 from prompt_tuning.sweep.best_member import best_member
+
+if TYPE_CHECKING:
+    from prompt_tuning.config.parsed_config import GivenConfig
 
 HELP_WIDTH = 79
 """Number of columns of help text that argparse does not wrap."""
@@ -123,12 +126,13 @@ def check_options(
 ) -> None:
     """Checks the options of a command that reads a run, before JAX is imported.
 
+    A config that could be read is kept as `options.checked_config`, for the run.
+
     Raises:
       InputError: for missing or contradictory options, files that do not exist, and
         configs that cannot be parsed.
     """
     choices = given_choices(options)
-    option_checks.check_duration(choices, [*options.bindings, *varied])
     directory = getattr(options, "run", None)
     if trains and directory is not None and (options.gin_file or "out" in choices):
         config = shlex.quote(f"{directory}/{CONFIG_FILE}")
@@ -143,19 +147,12 @@ def check_options(
     config = given_config(options, varied, trains=trains)
     if left:
         return
-    from prompt_tuning.config.parsed_config import GivenConfig
-
-    option_checks.check_numbers({**config.given, "epochs": config.epochs})
     # A config may be printed before its files exist.
-    if not getattr(options, "print_config", False):
-        option_checks.check_paths(config.given)
-    GivenConfig.read(
-        config.files,
-        config.bindings,
-        choices=config.choices,
-        defaults=config.defaults,
-        allow_imports=False,
+    option_checks.check_values(
+        {**config.given, "epochs": config.epochs},
+        paths=not getattr(options, "print_config", False),
     )
+    options.checked_config = config, config.read()
 
 
 class OptionsConfig(NamedTuple):
@@ -176,6 +173,18 @@ class OptionsConfig(NamedTuple):
     defaults: list[str]
     given: dict[str, Any]
     epochs: int | float | None
+
+    def read(self, *, allow_imports: bool = False) -> "GivenConfig":
+        """Reads the files and checks them; see `gin_files.read_run`."""
+        from prompt_tuning.config.parsed_config import GivenConfig
+
+        return GivenConfig.read(
+            self.files,
+            self.bindings,
+            choices=self.choices,
+            defaults=self.defaults,
+            allow_imports=allow_imports,
+        )
 
 
 def given_config(
@@ -201,6 +210,14 @@ def given_config(
     choices = {**(model or {}), **given_choices(options), **named}
     # The number of its steps is not known before the data are read.
     epochs = choices.pop("epochs", None)
+    bound = {binding.partition("=")[0].strip() for binding in others}
+    length = OPTIONS["steps"]
+    if epochs is not None and (
+        "steps" in choices or bound & {length.setting, length.macro}
+    ):
+        raise InputError(
+            "--epochs and --steps both set the length of the run: leave one of them out"
+        )
     if steps is not None:
         choices["steps"] = steps
     if model is not None:
@@ -240,5 +257,5 @@ def find_run_directory(name: str) -> Path:
     directory = best_member(Path(name)) or Path(name)
     if not (directory / CONFIG_FILE).exists():
         raise InputError(f"{directory} is not a run directory: it has no {CONFIG_FILE}")
-    check_links(directory, CONFIG_FILE)
+    check_links(directory, CONFIG_FILE, IDENTITY_FILE)
     return directory

@@ -16,10 +16,12 @@ from prompt_tuning.cli.run_options import (
 )
 from prompt_tuning.config import gin_files, operative_config
 from prompt_tuning.config.config_changes import relevant_lines
+from prompt_tuning.config.parsed_config import GivenConfig
 from prompt_tuning.config.run import Run
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.data.source_reading import has_pairs, reads_text
 from prompt_tuning.rollouts.rewards import runs_module
+from prompt_tuning.settings.mesh_shape import MeshShape
 from prompt_tuning.training.epochs import steps_of_epochs
 from prompt_tuning.tuned.adapter_texts import AdapterTextSettings, with_texts_of
 from prompt_tuning.tuned.prediction import label_settings
@@ -27,7 +29,7 @@ from prompt_tuning.version import __version__
 
 PROCESS_OPTIONS = (
     *("coordinator", "process", "gin_file", "bindings", "run"),
-    *("texts", "inputs", "output"),
+    *("texts", "inputs", "output", "checked_config"),
 )
 """Options that may differ between processes.
 
@@ -61,7 +63,7 @@ def read_run(
     run = _read_run(
         options, bindings, directory, trains=trains, allow_unused=allow_unused
     )
-    return with_texts_of(run, settings)
+    return with_texts_of(run, settings) if settings else run
 
 
 def _read_run(
@@ -74,35 +76,28 @@ def _read_run(
 ) -> Run:
     """Reads a run; see `read_run`."""
     folder, imports = getattr(options, "run", None), options.allow_gin_imports
+    checked = getattr(options, "checked_config", None)
 
-    def read(config: OptionsConfig) -> Run:
-        files, bindings, choices, defaults, *_ = config
-        if folder is not None:
-            return gin_files.read_run_directory(
-                find_run_directory(folder),
-                bindings,
-                options.gin_file,
-                choices=choices,
-                allow_imports=imports,
-            )
-        return gin_files.read_run(
-            files,
-            bindings,
-            directory,
-            choices=choices,
-            defaults=defaults,
-            allow_imports=imports,
-            allow_unused=allow_unused,
-        )
+    def read(steps: int | None = None) -> tuple[OptionsConfig, GivenConfig]:
+        config = given_config(options, bindings, directory, trains=trains, steps=steps)
+        return config, config.read(allow_imports=imports)
 
-    config = given_config(options, bindings, directory, trains=trains)
-    run = read(config)
+    def build(given: GivenConfig) -> Run:
+        run = gin_files.build_run(given, directory, allow_unused=allow_unused)
+        if folder is None:
+            return run
+        # The directory may have been moved since the run wrote its config.
+        return dataclasses.replace(run, directory=str(find_run_directory(folder)))
+
+    # The check reads the config of the options alone.
+    alone = not bindings and directory is None
+    config, given = checked if alone and checked is not None else read()
+    run = build(given)
     if trains and not imports:
         check_rewards(run, getattr(options, "reward", None) or [])
     if config.epochs is None:
         return run
-    steps = steps_of_epochs(run, config.epochs)
-    return read(given_config(options, bindings, directory, trains=trains, steps=steps))
+    return build(read(steps_of_epochs(run, config.epochs))[1])
 
 
 def check_rewards(run: Run, typed: Sequence[str] = ()) -> None:
@@ -146,9 +141,11 @@ def check_processes(options: argparse.Namespace, run: Run) -> None:
       InputError: on every process, if they were given different configs or options, or
         the run has no mesh.
     """
-    processes.check_same("settings", lambda: _settings(options))
     count = processes.count()
-    if run.mesh is None and count > 1:
+    if count == 1:
+        return
+    processes.check_same("settings", lambda: _settings(options))
+    if run.mesh is None:
         raise InputError(
             f"{count} processes were started, but Run.mesh is None, so each would do "
             "all of the work: set --gin.Run.mesh='@MeshShape()'"
@@ -165,10 +162,10 @@ def _settings(options: argparse.Namespace) -> list[str]:
     ]
 
 
-def report_idle_devices(run: Run) -> list[str]:
-    """Returns a line with the number of idle devices, if any."""
+def report_idle_devices(mesh: MeshShape | None) -> list[str]:
+    """Returns a line with the number of devices that a run leaves idle, if any."""
     devices = jax.device_count()
-    if run.mesh is not None or devices == 1:
+    if mesh is not None or devices == 1:
         return []
     return [
         f"{devices - 1} of {devices} devices are idle: --gin.Run.mesh='@MeshShape()' "

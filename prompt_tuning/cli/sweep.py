@@ -86,7 +86,7 @@ def run(options: argparse.Namespace) -> int:
     console = Console()
     if options.dry_run:
         sweep = prepare(options)
-        print_lines(console, sweep.report(), *report_idle_devices(sweep.run))
+        print_lines(console, sweep.report(), *report_idle_devices(sweep.run.mesh))
         print_lines(console, "dry run: no step was taken and nothing was written")
         return 0
     outcome = train_members(options, console)
@@ -136,7 +136,7 @@ def train_members(
     with hold_run(name, *members):
         sweep = prepare(options)
         next_command = NextCommand.of(sweep.run)
-        print_lines(console, sweep.report(), *report_idle_devices(sweep.run))
+        print_lines(console, sweep.report(), *report_idle_devices(sweep.run.mesh))
         result, diverged = train_sweep(
             sweep,
             record={"xla_flags": os.environ.get("XLA_FLAGS", "")},

@@ -118,7 +118,7 @@ def _run_method(options: argparse.Namespace, console: "Console") -> int:
         trainer = open_run(run)
         # Now, because the data files may be gone when training ends.
         next_command = NextCommand.of(run)
-        print_lines(console, trainer.report(), *report_idle_devices(run))
+        print_lines(console, trainer.report(), *report_idle_devices(run.mesh))
         outcome = train_held(
             trainer,
             config=operative_config.operative_config(),
@@ -149,7 +149,7 @@ def _print_plan(console: "Console", run: "Run") -> None:
     from prompt_tuning.training.run_directory import check_owner
 
     trainer = open_run(run)
-    print_lines(console, trainer.report(), *report_idle_devices(run))
+    print_lines(console, trainer.report(), *report_idle_devices(run.mesh))
     directory, config = Path(run.directory), operative_config.operative_config()
     model = trainer.fingerprint
     run_on_first(lambda: check_owner(directory, config, model))

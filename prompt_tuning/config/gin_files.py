@@ -73,10 +73,15 @@ def read_run(
         defaults=defaults,
         allow_imports=allow_imports,
     )
+    return build_run(config, directory, allow_unused=allow_unused)
+
+
+def build_run(
+    config: GivenConfig, directory: str | None = None, *, allow_unused: bool = False
+) -> Run:
+    """Builds the run of a config that was read; see `read_run`."""
     register_factories()
-    config.parse(import_factories(), directory)
-    with explained(config.label):
-        run = gin.get_configurable(Run)()
+    run: Run = config.build(import_factories(), directory)
     if not allow_unused:
         check_used(unused_bindings(config.bindings))
     return dataclasses.replace(

@@ -43,25 +43,16 @@ PATHS = {"model": check_checkpoint, "train": contains_text, "eval": contains_tex
 """Checks of the options that are paths, in this order."""
 
 
-def check_numbers(choices: Choices) -> None:
-    """Refuses numbers outside the ranges of their options."""
+def check_values(choices: Choices, *, paths: bool) -> None:
+    """Checks numbers by the ranges of their options, and `paths` to models and data."""
     for name, value in choices.items():
         option = OPTIONS[name]
         number = as_number(value)
         if option.is_number and number is not None:
             check_range(option.flag, number, range_of(option.kind))
-
-
-def check_duration(choices: Choices, bindings: Sequence[str]) -> None:
-    """Refuses a length of the run both in steps and in epochs."""
-    steps = OPTIONS["steps"]
-    bound = {binding.partition("=")[0].strip() for binding in bindings}
-    if "epochs" in choices and (
-        "steps" in choices or bound & {steps.setting, steps.macro}
-    ):
-        raise InputError(
-            "--epochs and --steps both set the length of the run: leave one of them out"
-        )
+    for name, check in PATHS.items() if paths else ():
+        if name in choices:
+            check(choices[name])
 
 
 def check_training(choices: Choices) -> None:
@@ -103,13 +94,6 @@ def check_training(choices: Choices) -> None:
     for name, reason in unused.items():
         if name in choices:
             raise InputError(f"{OPTIONS[name].flag} has no effect: {reason}")
-
-
-def check_paths(choices: Choices) -> None:
-    """Checks the model and the files that options name."""
-    for name, check in PATHS.items():
-        if name in choices:
-            check(choices[name])
 
 
 def check_frozen(choices: Choices) -> None:

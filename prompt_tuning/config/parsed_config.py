@@ -77,8 +77,6 @@ class GivenConfig:
         allow_imports: bool,
     ) -> "GivenConfig":
         """Reads the files and all that they include; see `read_run`."""
-        gin.clear_config()
-        _add_search_paths()
         sources = ConfigSources(allow_imports=allow_imports)
         for file in files:
             with explained(f"the config {shortened(file)}"):
@@ -98,11 +96,13 @@ class GivenConfig:
         """The config in a message."""
         return f"the config {shortened(', '.join(self.files)) or '(no file)'}"
 
-    def parse(self, factories: Factories, directory: str | None = None) -> None:
-        """Lets gin parse the config with the factories, by name.
+    def build(self, factories: Factories, directory: str | None = None) -> Any:
+        """Lets gin build the config's run with the factories, by name.
 
         `directory` overrides the config's directory of the run.
         """
+        gin.clear_config()
+        _add_search_paths()
         self.sources.use_in_gin()
         for file in self.files:
             with explained(f"the config {shortened(file)}"):
@@ -122,6 +122,7 @@ class GivenConfig:
             gin.bind_parameter("Run.directory", directory)
         with explained(self.label):
             gin.finalize()
+            return gin.get_configurable("Run")()
 
 
 def _read_examples(factories: Factories) -> None:

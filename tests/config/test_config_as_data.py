@@ -137,6 +137,7 @@ def test_a_binding_cannot_import(folder, binding):
 def test_nothing_is_applied_before_a_refusal(folder):
     import gin
 
+    gin.clear_config()
     write_run(folder, "Run.steps = 3\nimport payload\n")
     with pytest.raises(InputError):
         read_run(["run/config.gin"], [])
