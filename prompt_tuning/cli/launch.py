@@ -57,10 +57,10 @@ def is_one_of_several(options: argparse.Namespace) -> bool:
 def run_in_processes(
     options: argparse.Namespace, command: Callable[[], int], *, resumes: bool
 ) -> int:
-    """Runs a command, as one of multiple processes if requested.
+    """Runs a command as one of multiple processes; see `is_one_of_several`.
 
     Args:
-      options: options of any command, with or without those above.
+      options: options of a command with those above.
       command: returns the exit code.
       resumes: whether the command saves its state on SIGTERM and continues from it when
         restarted.
@@ -68,8 +68,6 @@ def run_in_processes(
     Raises:
       InputError: if the options contradict each other, or the processes cannot connect.
     """
-    if not is_one_of_several(options):
-        return command()
     values = {name: getattr(options, name) for name in FLAGS}
     explicit = any(value is not None for value in values.values())
     automatic = options.distributed

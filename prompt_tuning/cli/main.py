@@ -94,6 +94,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         set_up_process()
         warnings.showwarning = _show_warning
         resumes = getattr(command, "RESUMES", False)
+        if not launch.is_one_of_several(options):
+            return run()
         try:
             return launch.run_in_processes(options, run, resumes=resumes)
         except errors.InputError as problem:
