@@ -60,6 +60,11 @@ class Run(RunSettings):
       rollouts: how answers are sampled and judged, with an objective that learns from
         them; None to learn the answers of the data.
       evaluation: measurements during and after training; None for no evaluation.
+      tuning: the prompts and adapters, set from the fields above.
+      source: the settings for reading data, which generation uses too: those of
+        `data`, else of the evaluation, else the defaults.
+      order_seed: seed of the order of rows: `data_seed`, or `seed` without one.
+      inference_mesh: the mesh without stages, for everything that does not train.
 
     Examples:
       >>> run = pt.Run(
@@ -88,27 +93,13 @@ class Run(RunSettings):
     rollouts: Rollouts | None = None
     evaluation: Evaluation | None = None
 
-    @property
-    def tuning(self) -> Tuning:
-        """The prompts and adapters on top of the frozen model."""
-        return Tuning(
-            prompt=self.prompt,
-            prompting=self.prompting,
-            decoder_prompt=self.decoder_prompt,
-            decoder_prompting=self.decoder_prompting,
-            adapters=self.adapters,
-        )
-
-    @property
-    def source(self) -> DataSource:
-        """The settings for reading data, which generation uses too.
-
-        Training data has precedence over evaluation data; without either, the
-        settings are the defaults.
-        """
-        if self.data is not None:
-            return self.data
-        return DataSource(files=()) if self.evaluation is None else self.evaluation.data
+    # Set when the run is created, from the fields above.
+    tuning: Tuning = dataclasses.field(init=False, repr=False, compare=False)
+    source: DataSource = dataclasses.field(init=False, repr=False, compare=False)
+    order_seed: int = dataclasses.field(init=False, repr=False, compare=False)
+    inference_mesh: MeshShape | None = dataclasses.field(
+        init=False, repr=False, compare=False
+    )
 
     @property
     def best_by(self) -> tuple[str, str] | None:
@@ -133,11 +124,6 @@ class Run(RunSettings):
             return None
         return self.evaluation.labels or (None if head is None else head.labels)
 
-    @property
-    def order_seed(self) -> int:
-        """Seed of the order of rows."""
-        return self.seed if self.data_seed is None else self.data_seed
-
     def __post_init__(self):
         check_fields(self)
         if not isinstance(self.groups, Sequence):
@@ -145,6 +131,7 @@ class Run(RunSettings):
         if self.groups:
             for adapter in self.adapters:
                 adapter.check_trained()
+        self._derive()
         self._check_objective()
         self._check_rollouts()
         self._check_pipeline()
@@ -154,6 +141,28 @@ class Run(RunSettings):
         )
         if self.early_stopping:
             self._check_early_stopping()
+
+    def _derive(self) -> None:
+        if self.data is not None:
+            source = self.data
+        elif self.evaluation is not None:
+            source = self.evaluation.data
+        else:
+            source = DataSource(files=())
+        derived = {
+            "tuning": Tuning(
+                prompt=self.prompt,
+                prompting=self.prompting,
+                decoder_prompt=self.decoder_prompt,
+                decoder_prompting=self.decoder_prompting,
+                adapters=self.adapters,
+            ),
+            "source": source,
+            "order_seed": self.seed if self.data_seed is None else self.data_seed,
+            "inference_mesh": None if self.mesh is None else self.mesh.without_stages,
+        }
+        for name, value in derived.items():
+            object.__setattr__(self, name, value)
 
     def _check_objective(self) -> None:
         """Checks the type of the objective, and that it can read packed rows."""
@@ -210,11 +219,6 @@ class Run(RunSettings):
     def stages(self) -> int:
         """Number of stages of the pipeline; 1 without one."""
         return 1 if self.mesh is None else self.mesh.stage
-
-    @property
-    def inference_mesh(self) -> MeshShape | None:
-        """The mesh without stages, for everything that does not train."""
-        return None if self.mesh is None else self.mesh.without_stages
 
     def _check_pipeline(self) -> None:
         """Checks the settings of a pipeline against the number of stages."""

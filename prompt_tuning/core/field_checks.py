@@ -33,7 +33,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def check_fields(settings: Any, prefix: str | None = None) -> None:
-    """Checks the fields of a dataclass against their types; see `check_value`.
+    """Checks the arguments of a dataclass against their types; see `check_value`.
 
     Messages write `prefix` before a field's name: by default the class and a dot.
 
@@ -41,8 +41,11 @@ def check_fields(settings: Any, prefix: str | None = None) -> None:
       InputError: for the first value with a wrong type or out of range.
     """
     prefix = f"{type(settings).__name__}." if prefix is None else prefix
-    for field, hint in get_type_hints(type(settings), include_extras=True).items():
-        check_value(f"{prefix}{field}", getattr(settings, field), hint)
+    hints = get_type_hints(type(settings), include_extras=True)
+    for field in dataclasses.fields(settings):
+        if field.init:
+            value = getattr(settings, field.name)
+            check_value(f"{prefix}{field.name}", value, hints[field.name])
 
 
 def checks_arguments(function: Function) -> Function:
