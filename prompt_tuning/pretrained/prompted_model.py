@@ -46,7 +46,7 @@ from prompt_tuning.pretrained.trained_rows import open_rows, open_tuned
 from prompt_tuning.pretrained.tuning import PromptPair, Tuning
 from prompt_tuning.pretrained.weight_storage import WeightStorage, check_location
 from prompt_tuning.prompts.initializers import Vocabulary
-from prompt_tuning.prompts.low_rank import LowRank
+from prompt_tuning.prompts.low_rank import EVA, LowRank
 from prompt_tuning.prompts.placement import TEMPLATE
 from prompt_tuning.prompts.projection_adapters import ProjectionAdapter
 from prompt_tuning.settings.mesh_shape import MeshShape
@@ -192,6 +192,11 @@ class PromptedModel:
     def loras(self) -> dict[str, LowRank]:
         """LoRA of each projection that has one, without arrays, by its path."""
         return {p: x for p, x in self._adapters if isinstance(x, LowRank)}
+
+    @property
+    def activation_loras(self) -> dict[str, LowRank]:
+        """Those of `loras` that start from activations of the first batches."""
+        return {path: x for path, x in self.loras.items() if x.initial == EVA}
 
     @functools.cached_property
     def _adapters(self) -> list[tuple[str, ProjectionAdapter]]:

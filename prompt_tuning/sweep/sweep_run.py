@@ -21,15 +21,11 @@ from prompt_tuning.core.atomic_files import replace_file
 from prompt_tuning.core.errors import InputError, NotFiniteError, shown
 from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.core.typed_json import read_object
-from prompt_tuning.training.continuation import Member, resumed_message, state_at
+from prompt_tuning.training.continuation import resumed_message, state_at
 from prompt_tuning.training.loop import loop
 from prompt_tuning.training.progress import Callback, Reporter
-from prompt_tuning.training.run_directory import (
-    check_steps,
-    claim,
-    open_store,
-    run_record,
-)
+from prompt_tuning.training.recorder import Member
+from prompt_tuning.training.run_directory import check_steps, claim_run, open_store
 from prompt_tuning.training.trainer import Trainer
 from prompt_tuning.training.training_result import TrainingResult
 
@@ -146,7 +142,8 @@ def train_sweep(
         diverged[member.name] = str(problem)
         content = {"step": step, "reason": str(problem)}
         replace_file(
-            member.directory / DIVERGED_FILE, json.dumps(content, indent=1) + "\n"
+            Path(member.trainer.run.directory) / DIVERGED_FILE,
+            json.dumps(content, indent=1) + "\n",
         )
 
     results = loop(
@@ -185,11 +182,12 @@ def _claim(sweep: Sweep, record: dict[str, Any]) -> dict[str, ConfigChanges]:
     frozen_model = sweep.members[0].trainer.fingerprint
     # Existing directories first: if one is refused, nothing has been created yet.
     changes = {
-        member.name: claim(
-            member.directory,
+        member.name: claim_run(
+            member.trainer.run,
+            member.trainer.model,
             member.config,
             frozen_model,
-            run_record(member.trainer.run) | record,
+            record,
         )
         for member in sorted(
             sweep.members,

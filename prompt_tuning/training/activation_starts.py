@@ -50,8 +50,7 @@ def start_from_activations(
     `read_batch` reads the batch of a step; `known` are the paths of parameters that
     start from another source.
     """
-    starting = [path for path, x in model.loras.items() if x.initial == EVA]
-    if all(path + LORA_A in known for path in starting):
+    if all(path + LORA_A in known for path in model.activation_loras):
         return {}
     components, ranks = read_components(tuning, model, parameters, read_batch)
     return first_factors(components, ranks, parameters)
@@ -71,7 +70,7 @@ def read_components(
     Returns:
       by the path of the projection, the components and the rank in each layer.
     """
-    loras = {path: x for path, x in model.loras.items() if x.initial == EVA}
+    loras = model.activation_loras
     graph, abstract = _with_probes(tuning, model)
     frozen = {path: parameters[path] for path in abstract if path in parameters}
     probes = {

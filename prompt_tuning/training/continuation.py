@@ -1,8 +1,6 @@
 """Resume a run from its checkpoints, also with some settings changed."""
 
-import dataclasses
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -12,7 +10,6 @@ import numpy as np
 from prompt_tuning import processes
 from prompt_tuning.checkpoints.run_store.checkpoint_store import CheckpointStore
 from prompt_tuning.checkpoints.run_store.orbax_arrays import StoredArray
-from prompt_tuning.config.config_changes import ConfigChanges
 from prompt_tuning.core.typed_json import JsonObject
 from prompt_tuning.training.progress import Reporter
 from prompt_tuning.training.recorder import Recorder
@@ -22,26 +19,6 @@ from prompt_tuning.training.trainer import Trainer
 
 MAXIMUM_WORD = 2**32 - 1
 """Maximum value of a word of a random key."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Member:
-    """A run and its directory; it steps alone or together with others.
-
-    It is dropped if it ended earlier because of a number that is not finite.
-    """
-
-    trainer: Trainer
-    store: CheckpointStore
-    config: str
-    changes: ConfigChanges
-    name: str = ""
-    dropped: bool = False
-
-    @property
-    def directory(self) -> Path:
-        """The run directory."""
-        return Path(self.trainer.run.directory)
 
 
 def resume(
@@ -107,13 +84,14 @@ def _put_like(leaf: Any, like: Any) -> jax.Array | np.ndarray:
     return jnp.asarray(np.asarray(leaf) if isinstance(leaf, StoredArray) else leaf)
 
 
-def adopt_changes(member: Member, recorder: Recorder, reporter: Reporter) -> None:
+def adopt_changes(recorder: Recorder, reporter: Reporter) -> None:
     """Applies changed settings of a run to its directory, which the caller holds.
 
     If the evaluation or the metric changed, all checkpoints are measured again, so that
     the best one is chosen among comparable values; early stopping counts from there.
     The config is replaced last: after a kill, the same command repeats the rest.
     """
+    member = recorder.member
     trainer, changes = member.trainer, member.changes
     measures = trainer.evaluator is not None
     if changes.measurement and measures:
@@ -129,5 +107,4 @@ def adopt_changes(member: Member, recorder: Recorder, reporter: Reporter) -> Non
         for step in steps:
             state = state_at(trainer, member.store, step)
             reporter.evaluated(step, recorder.measure_again(step, state))
-    if changes.any_allowed:
-        processes.run_on_first(lambda: replace_config(member.directory, member.config))
+    processes.run_on_first(lambda: replace_config(recorder.directory, member.config))

@@ -14,7 +14,6 @@ from typing import Any
 import jax
 
 from prompt_tuning import processes
-from prompt_tuning.config.config_changes import ConfigChanges
 from prompt_tuning.config.config_values import STOPPED_FILE
 from prompt_tuning.config.python_config import run_config
 from prompt_tuning.core.batch import Batch
@@ -23,11 +22,10 @@ from prompt_tuning.core.status_line import show_status
 from prompt_tuning.training import progress, run_directory
 from prompt_tuning.training.batch_sources import BatchSource, open_batches
 from prompt_tuning.training.compile_ahead import compiling_ahead
-from prompt_tuning.training.continuation import Member, adopt_changes, resume
-from prompt_tuning.training.early_stopping import open_patience, record_stop
+from prompt_tuning.training.continuation import adopt_changes, resume
+from prompt_tuning.training.early_stopping import record_stop
 from prompt_tuning.training.member_batches import MemberBatches
-from prompt_tuning.training.metrics_log import open_log
-from prompt_tuning.training.recorder import Recorder, log_due, save_due
+from prompt_tuning.training.recorder import Member, Recorder, log_due, save_due
 from prompt_tuning.training.signals import StopSignals, stop_signals
 from prompt_tuning.training.state import TrainState
 from prompt_tuning.training.step import Metrics
@@ -98,24 +96,17 @@ def train_held(
     `profile` is a folder for a trace of three steps.
     """
     run = trainer.run
-    directory = Path(run.directory)
     config = run_config(run) if config is None else config
     frozen_model = trainer.fingerprint
-    record = run_directory.run_record(run) | (record or {})
     processes.check_same("frozen parameters", lambda: [frozen_model])
-    changes = ConfigChanges(
-        **processes.run_on_first(
-            lambda: vars(run_directory.claim(directory, config, frozen_model, record))
-        )
-    )
-    processes.run_on_first(
-        lambda: run_directory.keep_tokenizer(directory, trainer.model)
+    changes = run_directory.claim_run(
+        run, trainer.model, config, frozen_model, record or {}
     )
     store = run_directory.open_store(run)
     messages = list(notes)
     state = resume(trainer, store, messages.append)
     done = int(state.step)
-    run_directory.check_steps(directory, done, run.steps)
+    run_directory.check_steps(Path(run.directory), done, run.steps)
     (result,) = loop(
         [Member(trainer, store, config, changes)],
         [state],
@@ -160,10 +151,9 @@ def loop(
         for member in members:
             if done:
                 member.store.finish_deletion(done)
-            patience = open_patience(member.trainer.run, member.store.folder, done)
-            log = open_log(member.directory, done, first.run.loggers)
-            resources.enter_context(contextlib.closing(log))
-            recorders.append(Recorder(member.trainer, member.store, log, patience))
+            recorder = Recorder(member, done)
+            resources.enter_context(contextlib.closing(recorder))
+            recorders.append(recorder)
         stopping = resources.enter_context(stop_signals())
         for member in members:
             resources.enter_context(contextlib.closing(member.store))
@@ -174,8 +164,9 @@ def loop(
         for message in messages:
             reporter.say(message)
         watching = progress.CallbackReporter(reporter, callbacks)
-        for member, recorder, state in zip(members, recorders, states, strict=True):
-            adopt_changes(member, recorder, watching)
+        for recorder, state in zip(recorders, states, strict=True):
+            if recorder.member.changes.any_allowed:
+                adopt_changes(recorder, watching)
             recorder.record_start(done, state.trained, len(members))
         examples = first.examples
         if isinstance(examples, CompletedExamples | CompletedGroups) and done < steps:
@@ -188,9 +179,7 @@ def loop(
             done,
             [k for k, member in enumerate(members) if not member.dropped],
         )
-        running = _Loop(
-            members, recorders, watching, stopping, step_profile, drop, batches
-        )
+        running = _Loop(recorders, watching, stopping, step_profile, drop, batches)
         return running.run_from(states, done)
 
 
@@ -199,7 +188,6 @@ class _Loop:
 
     def __init__(
         self,
-        members: Sequence[Member],
         recorders: Sequence[Recorder],
         reporter: progress.CallbackReporter,
         stopping: StopSignals,
@@ -207,22 +195,22 @@ class _Loop:
         drop: Drop | None,
         batches: BatchSource,
     ):
-        self._members, self._recorders = members, recorders
+        self._recorders = recorders
         self._reporter, self._stopping = reporter, stopping
         self._profile, self._drop = profile, drop
         # All members share the frozen parameters, the step and its settings.
-        self._first = members[0].trainer
+        self._first = recorders[0].member.trainer
         self._run = self._first.run
-        self._live = [k for k, member in enumerate(members) if not member.dropped]
+        self._live = [k for k, x in enumerate(recorders) if not x.member.dropped]
         self._batches = batches
 
     def run_from(self, states: Sequence[TrainState], done: int) -> list[TrainingResult]:
         """Steps until the last step, a stop signal, or early stopping."""
         last, pending, stop = self._run.steps, None, False
         if self._reason is None and processes.is_first():
-            for member in self._members:
+            for recorder in self._recorders:
                 # The run had stopped early, and continues with changed settings.
-                (member.directory / STOPPED_FILE).unlink(missing_ok=True)
+                (recorder.directory / STOPPED_FILE).unlink(missing_ok=True)
         with contextlib.closing(self._batches):
             while done < last and self._live and not stop:
                 if self._reason is not None and self._batches.between(done):
@@ -264,7 +252,7 @@ class _Loop:
         placement = self._first.model.placement
         if placement is not None and self._first.stages is None:
             batch = placement.put_batch(batch)
-        if len(self._members) > 1:
+        if len(self._recorders) > 1:
             return self._first.step(states, self._first.inputs, batch)
         state, metrics = self._first.step(states[0], self._first.inputs, batch)
         return [state], [metrics]
@@ -283,8 +271,8 @@ class _Loop:
         reason = self._reason if done < last else None
         if reason is not None:
             if processes.is_first():
-                for member in self._members:
-                    record_stop(member.directory, done, reason)
+                for recorder in self._recorders:
+                    record_stop(recorder.directory, done, reason)
             self._reporter.say(f"stopped after step {done} of {last}: {reason}")
         elif done < last and self._live:
             self._reporter.say(
@@ -299,11 +287,9 @@ class _Loop:
                 recorder.measured,
                 reason,
                 interrupted=self._stopping.interrupted and not finished,
-                epochs=done / member.trainer.batch_plan.batches_per_epoch,
+                epochs=done / recorder.member.trainer.batch_plan.batches_per_epoch,
             )
-            for k, (member, recorder) in enumerate(
-                zip(self._members, self._recorders, strict=True)
-            )
+            for k, recorder in enumerate(self._recorders)
         ]
 
     def _record(
@@ -342,10 +328,12 @@ class _Loop:
                     measured[k] = self._recorders[k].measure_and_save(done, states[k])
         if not any(measured.values()):
             return
-        if len(self._members) == 1:
+        if len(self._recorders) == 1:
             self._reporter.evaluated(done, measured[0])
         elif self._run.best_by is not None:
-            by_name = {self._members[k].name: found for k, found in measured.items()}
+            by_name = {
+                self._recorders[k].member.name: found for k, found in measured.items()
+            }
             line = progress.comparison_line(done, by_name, *self._run.best_by)
             self._reporter.say(line)
 
@@ -359,5 +347,6 @@ class _Loop:
                 raise
             self._live.remove(k)
             self._batches.drop(k)
-            self._drop(self._members[k], step, problem)
-            self._reporter.say(f"{self._members[k].name} is dropped: {problem}")
+            member = self._recorders[k].member
+            self._drop(member, step, problem)
+            self._reporter.say(f"{member.name} is dropped: {problem}")

@@ -33,7 +33,7 @@ def check_compatible(runs: Mapping[str, Run]) -> None:
         )
     for name, run in others:
         for field in dataclasses.fields(Run):
-            if field.name in MAY_DIFFER:
+            if field.name in MAY_DIFFER or not field.init:
                 continue
             path, mine, theirs = _difference(
                 f"Run.{field.name}",
@@ -151,13 +151,14 @@ def _kinds_differ(one: RunPlan, other: RunPlan) -> bool:
 
 
 def check_same_rows(
-    examples: Examples | ExampleGroups, shortest: RunPlan, longest: RunPlan
+    examples: Examples | ExampleGroups, longest: RunPlan, members: Sequence[RunPlan]
 ) -> None:
-    """Checks that all members learn from the same rows.
+    """Checks that all members learn from the rows of the one with the longest prompt.
 
     Raises:
       InputError: if some rows fit only with the shorter prompts.
     """
+    shortest = min(members, key=lambda member: member.model.prompt_length)
     if shortest.model.maximum_length == longest.model.maximum_length:
         return
     if examples.truncated:

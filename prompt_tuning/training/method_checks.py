@@ -34,7 +34,7 @@ def _check_constant(paths: Collection[str], run: Run) -> None:
 
 def _check_activation_starts(run: Run, model: PromptedModel) -> None:
     """Checks that the run can read the activations to start from."""
-    if not any(lora.initial == EVA for lora in model.loras.values()):
+    if not model.activation_loras:
         return
     found = None
     if model.placement is not None:

@@ -94,21 +94,20 @@ def open_members(
     # Data, and everything computed from it.
     with status("reading the data"):
         longest = max(members, key=lambda member: member.model.prompt_length)
-        shortest = min(members, key=lambda member: member.model.prompt_length)
         examples = longest.examples()
-        member_checks.check_same_rows(examples, shortest, longest)
+        if len(members) > 1:
+            member_checks.check_same_rows(examples, longest, members)
         objective = longest.objective(examples)
         # All batches are planned for the longest prompt, which leaves the least room.
         batch_plans = [
-            dataclasses.replace(longest, run=member.run).batch_plan(examples)
+            longest.batch_plan(examples, seed=member.run.order_seed)
             for member in members
         ]
         evaluators = _open_evaluators(members)
     # Runs with checkpoints resume from them and need no other starting point. If any
     # member has none yet, all of them start from the beginning.
-    resumes = processes.run_on_first(
-        lambda: all(holds_checkpoints(member.run.directory) for member in members)
-    )
+    directories = [member.run.directory for member in members]
+    resumes = processes.run_on_first(lambda: all(map(holds_checkpoints, directories)))
     transfers = [None if resumes else member.transfer() for member in members]
     stages = longest.pipeline_plan(batch_plans[members.index(longest)])
     step = _open_step(members, longest, objective, batch_plans, stages, at_once)
@@ -122,7 +121,7 @@ def open_members(
         full = parameters
         if member is not members[0]:
             full = member.model.complete(parameters | member.model.initialize())
-        if not resumes:
+        if member.model.activation_loras and not resumes:
             full = _with_activation_starts(member, full, examples, batch_plan, transfer)
         trainers.append(
             Trainer(
@@ -209,7 +208,8 @@ def _open_evaluators(members: Sequence[RunPlan]) -> dict[nnx.GraphDef, Evaluator
             evaluator = member.evaluator()
             if evaluator is not None:
                 evaluators[member.model.graph] = evaluator
-    member_checks.check_same_held_out(evaluators.values(), members)
+    if len(members) > 1:
+        member_checks.check_same_held_out(evaluators.values(), members)
     return evaluators
 
 

@@ -194,14 +194,16 @@ def data_checksums(directory: Path, config: str) -> dict[str, dict[str, str]]:
     """
     values = config_values(config)
     recorded = literal(resolved(values, DIRECTORY), "")
-    paths, result = RecordedPaths.read(directory, config, recorded), {}
-    for name in values:
-        scope, _, setting = name.rpartition("/")
-        if setting == FILES:
-            given = literal(resolved(values, name), [])
-            names = [given] if isinstance(given, str) else given
-            result[scope] = dict(_by_path(paths, names))
-    return result
+    given = {
+        name.rpartition("/")[0]: literal(resolved(values, name), [])
+        for name in values
+        if name.rpartition("/")[2] == FILES
+    }
+    paths = RecordedPaths.read(directory, config, recorded)
+    return {
+        scope: dict(_by_path(paths, [names] if isinstance(names, str) else names))
+        for scope, names in given.items()
+    }
 
 
 def _by_path(paths: RecordedPaths, names: list[str]) -> Iterator[tuple[str, str]]:

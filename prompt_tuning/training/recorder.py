@@ -3,8 +3,10 @@
 A run whose numbers are no longer finite ends before they are saved.
 """
 
+import dataclasses
 import math
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,6 +16,7 @@ import numpy as np
 from prompt_tuning import processes
 from prompt_tuning.checkpoints.run_store.checkpoint_files import named_leaves
 from prompt_tuning.checkpoints.run_store.checkpoint_store import CheckpointStore
+from prompt_tuning.config.config_changes import ConfigChanges
 from prompt_tuning.config.run import Run
 from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.errors import NotFiniteError
@@ -22,8 +25,8 @@ from prompt_tuning.prompts.adapter_files import SCALINGS
 from prompt_tuning.prompts.dora import LORA_A
 from prompt_tuning.sharding.array_placement import Placement, largest_magnitudes
 from prompt_tuning.streaming.layered_weights import LayeredWeight
-from prompt_tuning.training.early_stopping import EXTRA, Patience
-from prompt_tuning.training.metrics_log import EVALUATION, MetricsLog, NoLog
+from prompt_tuning.training.early_stopping import EXTRA, open_patience
+from prompt_tuning.training.metrics_log import EVALUATION, open_log
 from prompt_tuning.training.provenance import record_provenance
 from prompt_tuning.training.state import TrainState
 from prompt_tuning.training.step_fingerprints import Fingerprint, as_text, fingerprint
@@ -31,23 +34,39 @@ from prompt_tuning.training.throughput import Meter
 from prompt_tuning.training.trainer import Trainer
 
 
+@dataclasses.dataclass(frozen=True)
+class Member:
+    """A run and its checkpoints; it steps alone or together with others.
+
+    It is dropped if it ended earlier because of a number that is not finite.
+    """
+
+    trainer: Trainer
+    store: CheckpointStore
+    config: str
+    changes: ConfigChanges
+    name: str = ""
+    dropped: bool = False
+
+
 class Recorder:
     """Writes log lines and checkpoints, and runs evaluations.
 
     Attributes:
+      member: the run, after `done` steps.
+      directory: its run directory.
+      reason: why early stopping ends the run now; None to continue.
       measured: metrics of the last evaluation; empty before the first.
       meter: measures throughput.
     """
 
-    def __init__(
-        self,
-        trainer: Trainer,
-        store: CheckpointStore,
-        log: MetricsLog | NoLog,
-        patience: Patience | None = None,
-    ):
-        self._trainer, self._run = trainer, trainer.run
-        self._store, self._log, self._patience = store, log, patience
+    def __init__(self, member: Member, done: int):
+        self.member, trainer = member, member.trainer
+        self._trainer, self._run, self._store = trainer, trainer.run, member.store
+        self.directory = Path(self._run.directory)
+        self._patience = open_patience(self._run, self._store.folder, done)
+        self.reason = None if self._patience is None else self._patience.reason
+        self._log = open_log(self.directory, done, self._run.loggers)
         self._scalings = {
             path: lora.scaling
             for path, lora in trainer.model.loras.items()
@@ -67,10 +86,9 @@ class Recorder:
         if processes.is_first():
             self._store.kept_prompts.keep_frozen(self._store.folder, arrays)
 
-    @property
-    def reason(self) -> str | None:
-        """The reason why early stopping ends the run now; None to continue."""
-        return None if self._patience is None else self._patience.reason
+    def close(self) -> None:
+        """Closes the log."""
+        self._log.close()
 
     def record_start(self, done: int, trained: Mapping[str, Any], members: int) -> None:
         """Records what the run starts or resumes with, after `done` steps."""
@@ -152,6 +170,7 @@ class Recorder:
             self._store.replace_metrics(step, measured, without=EXTRA)
         if self._patience is not None:
             self._patience = self._patience.with_state({})
+            self.reason = self._patience.reason
         return measured
 
     def _extra(
@@ -164,6 +183,7 @@ class Recorder:
         }
         if self._patience is not None:
             self._patience = self._patience.observe(done, measured)
+            self.reason = self._patience.reason
             extra[EXTRA] = self._patience.state()
         return extra
 

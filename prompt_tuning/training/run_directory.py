@@ -67,6 +67,28 @@ def _check_directory(directory: Path) -> None:
         raise InputError(f"{directory} is a file, expected a directory or nothing")
 
 
+def claim_run(
+    run: Run,
+    model: PromptedModel,
+    config: str,
+    frozen_model: str,
+    record: dict[str, Any],
+) -> ConfigChanges:
+    """Claims the directory of an opened run, in the first process; see `claim`.
+
+    The tokenizer of a run with new tokens is written, too. `record` has JSON values to
+    add to those of `run_record`.
+    """
+
+    def claim_first() -> dict[str, Any]:
+        directory = Path(run.directory)
+        changes = claim(directory, config, frozen_model, run_record(run) | record)
+        _keep_tokenizer(directory, model)
+        return vars(changes)
+
+    return ConfigChanges(**run_on_first(claim_first))
+
+
 def claim(
     directory: Path, config: str, frozen_model: str, record: dict[str, Any]
 ) -> ConfigChanges:
@@ -93,7 +115,7 @@ def claim(
     return ConfigChanges()
 
 
-def keep_tokenizer(directory: Path, model: PromptedModel) -> None:
+def _keep_tokenizer(directory: Path, model: PromptedModel) -> None:
     """Writes the tokenizer of a run that adds tokens, for other programs."""
     tokenizer = model.tokenizer
     if model.prompts.tokens is None or not isinstance(tokenizer, HuggingFaceTokenizer):

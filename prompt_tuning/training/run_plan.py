@@ -245,13 +245,15 @@ class RunPlan:
                 "objective out"
             )
 
-    def batch_plan(self, examples: Examples | ExampleGroups) -> BatchPlan:
-        """Plans the order of the run's examples."""
+    def batch_plan(
+        self, examples: Examples | ExampleGroups, *, seed: int | None = None
+    ) -> BatchPlan:
+        """Plans the order of the run's examples; `seed` replaces that of the run."""
         return plan_batches(
             self.data,
             pipeline_setup.training_interface(self.run, self.model),
             examples,
-            seed=self.run.order_seed,
+            seed=self.run.order_seed if seed is None else seed,
             shuffle=True,
             accumulate=self.run.accumulate,
         )

@@ -1,6 +1,7 @@
 """A run that is ready to step: opened, checked, and read."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -61,7 +62,7 @@ class Trainer:
         """Returns all parameters in memory, with the given trained ones."""
         return trained | self.inputs
 
-    @property
+    @functools.cached_property
     def inputs(self) -> Parameters:
         """Second argument of a step: frozen parameters and the objective's context."""
         return self.frozen | self.context

@@ -51,9 +51,20 @@ def test_only_the_rows_and_the_adapter_are_stored(run, files):
     assert (np.abs(values - starts).max(1) > 1e-3).all()
 
 
-def test_the_run_has_the_tokenizer_with_them(run):
+def has_added_tokens(run):
     tokenizer = load_tokenizer(run / "tokenizer.json")
-    assert tokenizer.encode("<up>a<end>") == [SIZE, *skills.encode("a"), SIZE + 1]
+    return tokenizer.encode("<up>a<end>") == [SIZE, *skills.encode("a"), SIZE + 1]
+
+
+def test_the_run_has_the_tokenizer_with_them(run):
+    assert has_added_tokens(run)
+
+
+def test_a_sweeps_members_have_the_tokenizer_with_them(files, tmp_path):
+    _, *given = arguments(files, tmp_path, "--method", "lora", "--rank", "2")
+    assert main(["sweep", *given, "--steps", "1", "--vary", "seed=1,2"]) == 0
+    for member in ("seed=1", "seed=2"):
+        assert has_added_tokens(tmp_path / "run" / member)
 
 
 @pytest.mark.slow
