@@ -1,12 +1,10 @@
 """AFM: a Llama with two projections and a squared ReLU as its feed-forward layer."""
 
-from typing import Any
-
-from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 from prompt_tuning.families.llama import LLAMA, read_llama
 
 
-def read_arcee(settings: HuggingFaceSettings) -> dict[str, Any]:
+def read_arcee(settings: HuggingFaceSettings) -> ModelFields:
     """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     return read_llama(settings) | {
         "activation": settings.activation(settings.text("hidden_act", "relu2")),

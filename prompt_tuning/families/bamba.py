@@ -1,20 +1,17 @@
 """Bamba: Mamba-2, and attention in a few layers."""
 
-from collections.abc import Collection
-from typing import Any
-
-from prompt_tuning.checkpoints.stored_tensors import Recipe
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families import llama_layout, mamba2_layout
 from prompt_tuning.families.expert_layout import ATTENTION
-from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.family import Recipes, StoredNames
+from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 from prompt_tuning.families.llama import LLAMA
 
 DEFAULTS = {"heads": 128, "groups": 1, "states": 256, "taps": 4}
 NORMS = {"self_attention_norm": "input_layernorm", "mlp_norm": "pre_ff_layernorm"}
 
 
-def read_bamba(settings: HuggingFaceSettings) -> dict[str, Any]:
+def read_bamba(settings: HuggingFaceSettings) -> ModelFields:
     """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     fields = llama_layout.read_rotated(settings, epsilon=1e-5, partial=0.5)
     attention = settings.sequence("attn_layer_indices", [])
@@ -32,7 +29,7 @@ def read_bamba(settings: HuggingFaceSettings) -> dict[str, Any]:
     )
 
 
-def bamba_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Recipe]:
+def bamba_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
     """Returns the recipes of all parameters; see `Family.recipes`."""
     feed_forward = {
         f"mlp/{x}": f"feed_forward.{x}_proj" for x in ("gate", "up", "down")

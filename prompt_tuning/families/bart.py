@@ -4,9 +4,6 @@ Positions are counted from 2, as in OPT. `final_logits_bias` is a bias of the he
 Families close to BART share its names, but have other positions and norms elsewhere.
 """
 
-from collections.abc import Collection
-from typing import Any
-
 from prompt_tuning.checkpoints.stored_tensors import (
     Recipe,
     RowsFrom,
@@ -17,12 +14,14 @@ from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families.class_labels import ClassLayers
 from prompt_tuning.families.family import (
     Family,
+    Recipes,
+    StoredNames,
     final_norm_recipes,
     layer_recipes,
     norm_names,
     projection_names,
 )
-from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 
 PREFIX = "model."
 FIRST_POSITION = 2
@@ -40,7 +39,7 @@ SIZES = {
 }
 
 
-def read_bart(settings: HuggingFaceSettings) -> dict[str, Any]:
+def read_bart(settings: HuggingFaceSettings) -> ModelFields:
     """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     settings.require("normalize_before", False, "that variant is not implemented")
     return read_stacks(settings) | {
@@ -54,7 +53,7 @@ def read_bart(settings: HuggingFaceSettings) -> dict[str, Any]:
 
 def read_stacks(
     settings: HuggingFaceSettings, *, activation: str = "gelu", scaled: bool = False
-) -> dict[str, Any]:
+) -> ModelFields:
     """Returns the fields of `ModelConfig` that BART shares with families close to it.
 
     `activation` and `scaled` (whether token vectors are scaled) are the defaults of
@@ -92,7 +91,7 @@ def read_stacks(
     }
 
 
-def bart_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Recipe]:
+def bart_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
     """Returns the recipes of all parameters; see `Family.recipes`."""
     table = next((name for name in TABLES if name in names), TABLES[0])
     prefix = PREFIX if table.startswith(PREFIX) else ""
@@ -107,7 +106,7 @@ def bart_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Recip
 
 def _stack_recipes(
     stack: str, layers: int, config: ModelConfig, prefix: str
-) -> dict[str, Recipe]:
+) -> Recipes:
     modules = {"mlp/up": "fc1", "mlp/down": "fc2"}
     place = "out_norm" if config.norm_placement == "after_sum" else "norm"
     norms = {f"mlp_{place}": "final_layer_norm"}

@@ -1,7 +1,6 @@
 """Names of tensors and settings that BERT shares with most encoders."""
 
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 from prompt_tuning.checkpoints.stored_tensors import (
     Recipe,
@@ -11,8 +10,13 @@ from prompt_tuning.checkpoints.stored_tensors import (
 )
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families.class_labels import BIAS, DENSE, DENSE_BIAS, HEAD
-from prompt_tuning.families.family import norm_names, projection_names
-from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.family import (
+    Recipes,
+    StoredNames,
+    norm_names,
+    projection_names,
+)
+from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 
 EMBEDDINGS = {
     "token_embedder/embedding": "embeddings.word_embeddings.weight",
@@ -40,9 +44,7 @@ INERT = frozenset(
 )
 
 
-def read_bert(
-    settings: HuggingFaceSettings, *, first_position: int = 0
-) -> dict[str, Any]:
+def read_bert(settings: HuggingFaceSettings, *, first_position: int = 0) -> ModelFields:
     """Returns fields of `ModelConfig`; see `Family.read_fields`.
 
     `first_position` is the first position's row in the table.
@@ -70,7 +72,7 @@ def read_bert(
     }
 
 
-def encoder_fields(activation: str) -> dict[str, Any]:
+def encoder_fields(activation: str) -> ModelFields:
     """Returns the fields that all encoders since BERT have."""
     return {
         "architecture": "decoder_only",
@@ -90,7 +92,7 @@ def encoder_fields(activation: str) -> dict[str, Any]:
 
 def bert_recipes(
     config: ModelConfig,
-    names: Collection[str],
+    names: StoredNames,
     *,
     prefix: str,
     head: Mapping[str, str],
@@ -99,7 +101,7 @@ def bert_recipes(
     pattern: str = "encoder.layer.{}.",
     modules: Mapping[str, str] = MODULES,
     norms: Mapping[str, str] = NORMS,
-) -> dict[str, Recipe]:
+) -> Recipes:
     """Returns the recipes of all parameters; see `Family.recipes`.
 
     Args:
@@ -129,9 +131,7 @@ def bert_recipes(
     return recipes | transform_recipes(config, head)
 
 
-def transform_recipes(
-    config: ModelConfig, head: Mapping[str, str]
-) -> dict[str, Recipe]:
+def transform_recipes(config: ModelConfig, head: Mapping[str, str]) -> Recipes:
     """Returns the recipes of a masked language model's head, or none.
 
     For `head` see `bert_recipes`.

@@ -1,20 +1,18 @@
 """BLOOM: ALiBi, a norm of the embeddings, and projections fused per head."""
 
-from collections.abc import Collection
-from typing import Any
-
-from prompt_tuning.checkpoints.stored_tensors import Recipe
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families.class_labels import ClassLayers
 from prompt_tuning.families.family import (
     Family,
+    Recipes,
+    StoredNames,
     decoder_recipes,
     fused_in_groups,
     norm_names,
     projection_names,
 )
 from prompt_tuning.families.gpt_neox import NORMS
-from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 
 PREFIX = "transformer."
 QKV = "self_attention.query_key_value"
@@ -25,7 +23,7 @@ PROJECTIONS = {
 }
 
 
-def read_bloom(settings: HuggingFaceSettings) -> dict[str, Any]:
+def read_bloom(settings: HuggingFaceSettings) -> ModelFields:
     """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     reason = "residual connections after the norm are not implemented"
     settings.require("apply_residual_connection_post_layernorm", False, reason)
@@ -55,7 +53,7 @@ def read_bloom(settings: HuggingFaceSettings) -> dict[str, Any]:
     }
 
 
-def bloom_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Recipe]:
+def bloom_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
     """Returns the recipes of all parameters; see `Family.recipes`."""
     prefix = "" if "word_embeddings.weight" in names else PREFIX
     layer = projection_names(config, PROJECTIONS, fused_in_groups(config, QKV))

@@ -17,7 +17,7 @@ from prompt_tuning.checkpoints.stored_tensors import Recipe, StoredTensor, trans
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.model_choices import ClassProblem, TransformActivation
 from prompt_tuning.core.model_config import ModelConfig
-from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 
 HEAD = "head/kernel"
 BIAS = "head/bias"
@@ -31,7 +31,7 @@ PROBLEMS: Mapping[str, ClassProblem] = {
     "regression": "regression",
 }
 """Our name of each `problem_type`."""
-OF_TOKENS: dict[str, Any] = {
+OF_TOKENS: ModelFields = {
     "tied_head": False,
     "head_bias": False,
     "logit_soft_cap": None,
@@ -88,7 +88,7 @@ class ClassLayers:
         return bool(self.dense) or self.biased
 
     @property
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> ModelFields:
         """Fields of `ModelConfig` that a class head changes."""
         if not self.dense:
             fields = {"head_bias": self.biased, "transform_activation": None}
@@ -129,7 +129,7 @@ def class_fields(
     fields: Mapping[str, Any],
     stored: Mapping[str, StoredTensor],
     layers: ClassLayers,
-) -> dict[str, Any]:
+) -> ModelFields:
     """Returns the fields of a model with a class head; none for any other model.
 
     Raises:
@@ -158,7 +158,7 @@ def class_fields(
     return fields | {"unscored_end": None if pad < 0 else pad}
 
 
-def encoder_alone(layers: int) -> dict[str, Any]:
+def encoder_alone(layers: int) -> ModelFields:
     """Returns the fields of a model with only the `layers` of an encoder."""
     return {
         "architecture": "decoder_only",

@@ -1,19 +1,18 @@
 """Cohere's Command R and R7B: parallel layers, layer norms without bias."""
 
 import dataclasses
-from collections.abc import Collection
-from typing import Any
 
-from prompt_tuning.checkpoints.stored_tensors import Recipe, flattened
+from prompt_tuning.checkpoints.stored_tensors import flattened
 from prompt_tuning.core.model_config import ModelConfig
-from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.family import Recipes, StoredNames
+from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 from prompt_tuning.families.layer_settings import alternating, read_windows
 from prompt_tuning.families.llama import LLAMA
 from prompt_tuning.families.llama_layout import layout_recipes, read_layout
 from prompt_tuning.families.rotary_settings import read_rotary
 
 
-def read_cohere(settings: HuggingFaceSettings) -> dict[str, Any]:
+def read_cohere(settings: HuggingFaceSettings) -> ModelFields:
     """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     fields = _read_cohere_layout(settings)
     normed = settings.flag("use_qk_norm", False)
@@ -24,7 +23,7 @@ def read_cohere(settings: HuggingFaceSettings) -> dict[str, Any]:
     )
 
 
-def read_cohere2(settings: HuggingFaceSettings) -> dict[str, Any]:
+def read_cohere2(settings: HuggingFaceSettings) -> ModelFields:
     """Returns fields of `ModelConfig`; only layers with a window are rotated."""
     fields = _read_cohere_layout(settings)
     layers = fields["layers"]
@@ -36,7 +35,7 @@ def read_cohere2(settings: HuggingFaceSettings) -> dict[str, Any]:
     return fields | rotary | windows | {"unrotated_layers": unrotated}
 
 
-def _read_cohere_layout(settings: HuggingFaceSettings) -> dict[str, Any]:
+def _read_cohere_layout(settings: HuggingFaceSettings) -> ModelFields:
     fields = read_layout(settings, tied=True)
     biases = "attention" if settings.flag("attention_bias", False) else "none"
     return fields | {
@@ -50,7 +49,7 @@ def _read_cohere_layout(settings: HuggingFaceSettings) -> dict[str, Any]:
     }
 
 
-def cohere_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Recipe]:
+def cohere_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
     """Returns the recipes of all parameters; see `Family.recipes`."""
     recipes = layout_recipes(config, names)
     # Norms of heads are stored [H, K].

@@ -1,14 +1,11 @@
 """DeBERTa 2 and 3: encoders that compare content and relative positions."""
 
-from collections.abc import Collection
-from typing import Any
-
 from prompt_tuning.checkpoints.stored_tensors import Recipe
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families import bert, bert_layout
 from prompt_tuning.families.class_labels import ClassLayers
-from prompt_tuning.families.family import Family, norm_names
-from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.family import Family, Recipes, StoredNames, norm_names
+from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 
 PREFIX, NEW_HEAD = "deberta.", "lm_predictions.lm_head"
 DIRECTIONS = {"p2c", "c2p"}
@@ -18,7 +15,7 @@ PROJECTIONS = {
 }
 
 
-def read_deberta(settings: HuggingFaceSettings) -> dict[str, Any]:
+def read_deberta(settings: HuggingFaceSettings) -> ModelFields:
     """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     reason = "models of before version 2, and its variants, are not implemented"
     for name, default, needed in (
@@ -68,7 +65,7 @@ def read_deberta(settings: HuggingFaceSettings) -> dict[str, Any]:
     }
 
 
-def deberta_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Recipe]:
+def deberta_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
     """Returns the recipes of all parameters; see `Family.recipes`."""
     embeddings = bert_layout.EMBEDDINGS.copy()
     del embeddings["position_embedder/embedding"]

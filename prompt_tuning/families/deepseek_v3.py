@@ -1,14 +1,11 @@
 """DeepSeek V3 and Kimi K2: latent attention, and experts chosen by sigmoids."""
 
 import math
-from collections.abc import Collection
-from typing import Any
 
-from prompt_tuning.checkpoints.stored_tensors import Recipe
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families import expert_layout
-from prompt_tuning.families.family import QKV, fused_parts
-from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.family import QKV, Recipes, StoredNames, fused_parts
+from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 from prompt_tuning.families.llama import LLAMA
 from prompt_tuning.families.llama_layout import NORMS, layout_recipes, read_layout
 from prompt_tuning.families.rotary_settings import read_rotary, read_score_scale
@@ -25,7 +22,7 @@ MODULES = {
 }
 
 
-def read_deepseek_v3(settings: HuggingFaceSettings) -> dict[str, Any]:
+def read_deepseek_v3(settings: HuggingFaceSettings) -> ModelFields:
     """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     compressed = settings.values.get("q_lora_rank", 1536) is not None
     settings = settings.with_defaults(DEFAULTS)
@@ -51,9 +48,7 @@ def read_deepseek_v3(settings: HuggingFaceSettings) -> dict[str, Any]:
     )
 
 
-def deepseek_v3_recipes(
-    config: ModelConfig, names: Collection[str]
-) -> dict[str, Recipe]:
+def deepseek_v3_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
     """Returns the recipes of all parameters; see `Family.recipes`."""
     widths = config.head_width - config.rotated_width, config.width_of_values
     shares = tuple(width // math.gcd(*widths) for width in widths)

@@ -1,13 +1,12 @@
 """DistilBERT: a BERT with other names and without token types."""
 
 import functools
-from typing import Any
 
 from prompt_tuning.families.bert import TABLE
 from prompt_tuning.families.bert_layout import EMBEDDINGS, bert_recipes, encoder_fields
 from prompt_tuning.families.class_labels import ClassLayers
 from prompt_tuning.families.family import Family
-from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 
 PREFIX = "distilbert."
 HEAD = {
@@ -29,7 +28,7 @@ NORMS = {
 }
 
 
-def read_distilbert(settings: HuggingFaceSettings) -> dict[str, Any]:
+def read_distilbert(settings: HuggingFaceSettings) -> ModelFields:
     """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     width, heads = settings.size("dim", 768), settings.size("n_heads", 12)
     activation = settings.activation(settings.text("activation", "gelu"))

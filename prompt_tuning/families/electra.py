@@ -1,13 +1,12 @@
 """ELECTRA with embeddings of the model's width: a BERT with another head."""
 
 import functools
-from typing import Any
 
 from prompt_tuning.families.bert import TABLE
 from prompt_tuning.families.bert_layout import INERT, bert_recipes, read_bert
 from prompt_tuning.families.class_labels import ClassLayers
 from prompt_tuning.families.family import Family
-from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 
 PREFIX = "electra."
 HEAD = {
@@ -17,7 +16,7 @@ HEAD = {
 }
 
 
-def read_electra(settings: HuggingFaceSettings) -> dict[str, Any]:
+def read_electra(settings: HuggingFaceSettings) -> ModelFields:
     """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     width = settings.size("hidden_size", 256)
     if settings.size("embedding_size", 128) != width:

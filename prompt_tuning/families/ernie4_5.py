@@ -1,13 +1,11 @@
 """ERNIE 4.5, dense: a Llama with interleaved rotary positions."""
 
-from typing import Any
-
-from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 from prompt_tuning.families.llama import LLAMA
 from prompt_tuning.families.llama_layout import INERT, read_rotated
 
 
-def read_ernie4_5(settings: HuggingFaceSettings) -> dict[str, Any]:
+def read_ernie4_5(settings: HuggingFaceSettings) -> ModelFields:
     """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     fields = read_rotated(
         settings, epsilon=1e-5, tied=True, head_width=128, base=500_000.0

@@ -1,15 +1,13 @@
 """EXAONE 4: norms after sublayers, no rotary embedding in layers without a window."""
 
-from typing import Any
-
-from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 from prompt_tuning.families.layer_settings import alternating, read_windows
 from prompt_tuning.families.llama import LLAMA
 from prompt_tuning.families.llama_layout import read_layout
 from prompt_tuning.families.rotary_settings import FULL, read_rotary
 
 
-def read_exaone4(settings: HuggingFaceSettings) -> dict[str, Any]:
+def read_exaone4(settings: HuggingFaceSettings) -> ModelFields:
     """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     fields = read_layout(settings, epsilon=1e-5)
     layers, windows = fields["layers"], {}

@@ -1,8 +1,5 @@
 """Names of tensors and settings of mixtures of experts."""
 
-from collections.abc import Collection
-from typing import Any
-
 from prompt_tuning.checkpoints.fused_experts import FusedExperts, TurnedExperts
 from prompt_tuning.checkpoints.stored_tensors import (
     Recipe,
@@ -12,7 +9,8 @@ from prompt_tuning.checkpoints.stored_tensors import (
 )
 from prompt_tuning.core.layer_kinds import layers_with
 from prompt_tuning.core.model_config import ModelConfig
-from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.family import Recipes, StoredNames
+from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 from prompt_tuning.families.llama_layout import PREFIX, PROJECTIONS, layout_recipes
 
 ATTENTION = {
@@ -30,7 +28,7 @@ def read_experts(
     settings: HuggingFaceSettings,
     count: str = "num_experts",
     per_token: str = "num_experts_per_tok",
-) -> dict[str, Any]:
+) -> ModelFields:
     """Reads the number of experts, and how many process a token."""
     total, chosen = settings.size(count), settings.size(per_token)
     if chosen > total:
@@ -38,7 +36,7 @@ def read_experts(
     return {"experts": total, "experts_per_token": chosen}
 
 
-def read_dense_layers(settings: HuggingFaceSettings) -> dict[str, Any]:
+def read_dense_layers(settings: HuggingFaceSettings) -> ModelFields:
     """Reads which layers have no experts, from Qwen's settings.
 
     Raises:
@@ -63,18 +61,18 @@ def feed_forward_modules(config: ModelConfig) -> dict[str, str]:
     return {ours: name for ours, name in PROJECTIONS.items() if "mlp" in ours}
 
 
-def prefix_of(names: Collection[str]) -> str:
+def prefix_of(names: StoredNames) -> str:
     """Returns the prefix of all names except the head's."""
     return "" if "embed_tokens.weight" in names else PREFIX
 
 
 def expert_recipes(
     config: ModelConfig,
-    names: Collection[str],
+    names: StoredNames,
     *,
     block: str = "mlp",
     parts: tuple[str, str, str] = PARTS,
-) -> dict[str, Recipe]:
+) -> Recipes:
     """Returns the recipes of all parameters, with separately stored experts.
 
     For `block` and `parts` see `separate_experts`.
@@ -91,7 +89,7 @@ def separate_experts(
     block: str = "mlp",
     router: str = "gate",
     parts: tuple[str, ...] = PARTS,
-) -> dict[str, Recipe]:
+) -> Recipes:
     """Returns the recipes of routers, and of experts that are stored separately.
 
     `block` is the module of the router and the experts within a layer, and `parts` the
@@ -112,9 +110,7 @@ def separate_experts(
     return recipes
 
 
-def routed_expert_recipes(
-    config: ModelConfig, names: Collection[str]
-) -> dict[str, Recipe]:
+def routed_expert_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
     """Returns the recipes of all parameters, with the experts of `routed_experts`.
 
     Layers without experts have a feed-forward layer with Llama's names.
@@ -124,7 +120,7 @@ def routed_expert_recipes(
     return layout_recipes(config, names, modules=modules) | experts
 
 
-def routed_experts(config: ModelConfig, prefix: str) -> dict[str, Recipe]:
+def routed_experts(config: ModelConfig, prefix: str) -> Recipes:
     """Returns the recipes of experts chosen by sigmoids, and an ungated shared one.
 
     `prefix` is the prefix of layers' names.
@@ -144,7 +140,7 @@ def routed_experts(config: ModelConfig, prefix: str) -> dict[str, Recipe]:
     return separate_experts(config, prefix) | routing
 
 
-def read_routed_experts(settings: HuggingFaceSettings) -> dict[str, Any]:
+def read_routed_experts(settings: HuggingFaceSettings) -> ModelFields:
     """Reads experts chosen by sigmoids, and the first layers, which have none."""
     width, layers = settings.size("moe_intermediate_size"), settings.layers(LAYERS)
     shared = settings.integer("n_shared_experts", 1, minimum=1)
@@ -160,7 +156,7 @@ def read_routed_experts(settings: HuggingFaceSettings) -> dict[str, Any]:
     }
 
 
-def read_routing(settings: HuggingFaceSettings) -> dict[str, Any]:
+def read_routing(settings: HuggingFaceSettings) -> ModelFields:
     """Reads how sigmoids choose experts."""
     return read_experts(settings, "n_routed_experts") | {
         "routing": "sigmoid",
@@ -172,8 +168,8 @@ def read_routing(settings: HuggingFaceSettings) -> dict[str, Any]:
 
 
 def fused_expert_recipes(
-    config: ModelConfig, names: Collection[str], router: str, inward: str, outward: str
-) -> dict[str, Recipe]:
+    config: ModelConfig, names: StoredNames, router: str, inward: str, outward: str
+) -> Recipes:
     """Returns the recipes of all parameters, with the experts of `fused_experts`."""
     experts = fused_experts(config, prefix_of(names), router, inward, outward)
     return layout_recipes(config, names, modules=ATTENTION) | experts
@@ -181,7 +177,7 @@ def fused_expert_recipes(
 
 def fused_experts(
     config: ModelConfig, prefix: str, router: str, inward: str, outward: str
-) -> dict[str, Recipe]:
+) -> Recipes:
     """Returns the recipes of routers, and of experts that are stored in two tensors.
 
     The tensor `inward` has the gates, followed by the other inward projections.
@@ -201,7 +197,7 @@ def fused_experts(
 
 def turned_experts(
     config: ModelConfig, prefix: str, router: str, experts: str
-) -> dict[str, Recipe]:
+) -> Recipes:
     """Returns the recipes of routers, and of experts that are stored `[E, in, out]`."""
     both, width = 2 * config.feed_forward_width, config.width
     tensors = {

@@ -1,25 +1,23 @@
 """Falcon: attention and feed-forward layer in parallel, few key/value heads, fused."""
 
-from collections.abc import Collection
-from typing import Any
-
-from prompt_tuning.checkpoints.stored_tensors import Recipe
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families.bloom import BLOOM, PREFIX, PROJECTIONS, QKV
 from prompt_tuning.families.family import (
+    Recipes,
+    StoredNames,
     decoder_recipes,
     fused_in_groups,
     norm_names,
     projection_names,
 )
 from prompt_tuning.families.gpt_neox import NORMS
-from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 from prompt_tuning.families.rotary_settings import read_rotary
 
 TWO_NORMS = {"self_attention_norm": "ln_attn", "mlp_norm": "ln_mlp"}
 
 
-def read_falcon(settings: HuggingFaceSettings) -> dict[str, Any]:
+def read_falcon(settings: HuggingFaceSettings) -> ModelFields:
     """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     reason = "the biases of Falcon RW, rounded to bfloat16, are not implemented"
     settings.require("alibi", False, reason)
@@ -58,7 +56,7 @@ def read_falcon(settings: HuggingFaceSettings) -> dict[str, Any]:
     }
 
 
-def falcon_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Recipe]:
+def falcon_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
     """Returns the recipes of all parameters; see `Family.recipes`."""
     prefix = "" if "word_embeddings.weight" in names else PREFIX
     norms = TWO_NORMS if config.parallel else NORMS

@@ -1,10 +1,8 @@
 """Falcon-H1: attention and Mamba-2 next to each other in every layer."""
 
-from typing import Any
-
 from prompt_tuning.families import mamba2_layout
 from prompt_tuning.families.bamba import BAMBA
-from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 from prompt_tuning.families.llama_layout import read_rotated
 
 DEFAULTS = {"heads": 128, "groups": 1, "states": 256, "taps": 4}
@@ -26,7 +24,7 @@ LISTS = {
 }
 
 
-def read_falcon_h1(settings: HuggingFaceSettings) -> dict[str, Any]:
+def read_falcon_h1(settings: HuggingFaceSettings) -> ModelFields:
     """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     for name in ("attention_bias", "mlp_bias", "projectors_bias"):
         settings.require(name, False, "biases are not implemented")

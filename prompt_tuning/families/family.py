@@ -17,14 +17,18 @@ from prompt_tuning.checkpoints.stored_tensors import (
 from prompt_tuning.core.layer_kinds import MIXERS, layers_with
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families.class_labels import OF_DECODERS, ClassLayers
-from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 
+Recipes = dict[str, Recipe]
+"""How to make each parameter from stored tensors, by its path."""
+StoredNames = Collection[str]
+"""Names of all tensors of a checkpoint; empty if it is not known."""
 LayerNames = Mapping[str, tuple[str, Transform]]
 """Name and transform of a layer's tensors, by the path of our parameter."""
 QKV, GATED = ("query", "key", "value"), ("gate", "up")
 """Projections that many families store as one."""
 
-Buffers = Callable[[ModelConfig, Collection[str]], Mapping[str, np.ndarray]]
+Buffers = Callable[[ModelConfig, StoredNames], Mapping[str, np.ndarray]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,8 +76,8 @@ class Family:
 
     model_type: str
     title: str
-    read_fields: Callable[[HuggingFaceSettings], dict[str, Any]]
-    recipes: Callable[[ModelConfig, Collection[str]], dict[str, Recipe]]
+    read_fields: Callable[[HuggingFaceSettings], ModelFields]
+    recipes: Callable[[ModelConfig, StoredNames], Recipes]
     embedding_tables: tuple[str, ...]
     write_settings: Callable[[ModelConfig], dict[str, Any]] | None = None
     base_prefix: str = ""
@@ -96,7 +100,7 @@ class Family:
         self,
         model_type: str,
         title: str,
-        read_fields: Callable[[HuggingFaceSettings], dict[str, Any]],
+        read_fields: Callable[[HuggingFaceSettings], ModelFields],
         *,
         more_inert: Collection[str] = (),
         **changes: Any,
@@ -180,9 +184,7 @@ def norm_names(
     }
 
 
-def layer_recipes(
-    stack: str, pattern: str, layers: int, names: LayerNames
-) -> dict[str, Recipe]:
+def layer_recipes(stack: str, pattern: str, layers: int, names: LayerNames) -> Recipes:
     """Returns the recipes of the stacked parameters of all layers.
 
     `pattern` is the prefix of the stored names, with `{}` for the layer's index.
@@ -193,15 +195,13 @@ def layer_recipes(
     }
 
 
-def final_norm_recipes(
-    config: ModelConfig, stack: str, module: str
-) -> dict[str, Recipe]:
+def final_norm_recipes(config: ModelConfig, stack: str, module: str) -> Recipes:
     """Returns the recipes of the norm after a stack, "encoder" or "decoder"."""
     names = norm_names(config, {f"{stack}/final_norm": module})
     return {path: Recipe((name,)) for path, (name, _) in names.items()}
 
 
-def head_recipe(config: ModelConfig, name: str = "lm_head.weight") -> dict[str, Recipe]:
+def head_recipe(config: ModelConfig, name: str = "lm_head.weight") -> Recipes:
     """Returns the recipes of an untied head, or none."""
     if config.tied_head:
         return {}
@@ -219,7 +219,7 @@ def decoder_recipes(
     names: LayerNames,
     final_norm: str,
     head: str = "lm_head.weight",
-) -> dict[str, Recipe]:
+) -> Recipes:
     """Returns the recipes of a decoder-only model.
 
     `tables` has the stored name of each embedding table, by our path. See

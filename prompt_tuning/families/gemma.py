@@ -1,8 +1,6 @@
 """Gemma: a Llama with scaled embeddings, `1 + w` norms and a tied head."""
 
-from typing import Any
-
-from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 from prompt_tuning.families.llama import LLAMA
 from prompt_tuning.families.llama_layout import read_biases, read_layout
 from prompt_tuning.families.rotary_settings import read_rotary
@@ -10,7 +8,7 @@ from prompt_tuning.families.rotary_settings import read_rotary
 CAUSAL = "attention in both directions is not implemented"
 
 
-def read_gemma(settings: HuggingFaceSettings) -> dict[str, Any]:
+def read_gemma(settings: HuggingFaceSettings) -> ModelFields:
     """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     # Early folders name another activation, but were trained with this one.
     settings.choose("hidden_act", ("gelu", "gelu_pytorch_tanh"))
@@ -19,7 +17,7 @@ def read_gemma(settings: HuggingFaceSettings) -> dict[str, Any]:
     return fields | read_rotary(settings, fields["head_width"])
 
 
-def read_gemma_layout(settings: HuggingFaceSettings) -> dict[str, Any]:
+def read_gemma_layout(settings: HuggingFaceSettings) -> ModelFields:
     """Returns the fields of `ModelConfig` that all versions of Gemma share."""
     settings.require("use_bidirectional_attention", False, CAUSAL)
     fields = read_layout(settings, tied=True, head_width=256)

@@ -1,9 +1,7 @@
 """Gemma 2: soft caps, windows in alternate layers, norms around each sublayer."""
 
-from typing import Any
-
 from prompt_tuning.families.gemma import GEMMA, read_gemma_layout
-from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 from prompt_tuning.families.layer_settings import (
     alternating,
     read_soft_caps,
@@ -25,7 +23,7 @@ SIZES = {
 """Defaults of `transformers.Gemma2Config` and of each part of `T5GemmaConfig`."""
 
 
-def read_gemma2(settings: HuggingFaceSettings) -> dict[str, Any]:
+def read_gemma2(settings: HuggingFaceSettings) -> ModelFields:
     """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     settings.choose("hidden_activation", ("gelu_pytorch_tanh",))
     fields = read_gemma_layout(settings)

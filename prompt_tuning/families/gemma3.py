@@ -3,12 +3,10 @@
 For models that also read images, only the text model is read.
 """
 
-from typing import Any
-
 from prompt_tuning.families import layer_settings, text_part
 from prompt_tuning.families.gemma import GEMMA, read_gemma_layout
 from prompt_tuning.families.gemma2 import SIZES
-from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 from prompt_tuning.families.rotary_settings import read_rotary, read_window_rotary
 
 TEXT_DEFAULTS = {
@@ -20,7 +18,7 @@ TEXT_DEFAULTS = {
 """Values that published folders leave to `transformers.Gemma3TextConfig`."""
 
 
-def read_gemma3(settings: HuggingFaceSettings) -> dict[str, Any]:
+def read_gemma3(settings: HuggingFaceSettings) -> ModelFields:
     """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     settings.choose("hidden_activation", ("gelu_pytorch_tanh",))
     ignored = "transformers ignores it in Gemma 3"
@@ -45,7 +43,7 @@ def read_gemma3(settings: HuggingFaceSettings) -> dict[str, Any]:
     )
 
 
-def read_gemma3_with_images(settings: HuggingFaceSettings) -> dict[str, Any]:
+def read_gemma3_with_images(settings: HuggingFaceSettings) -> ModelFields:
     """Returns fields of `ModelConfig` for the text model; see `Family.read_fields`."""
     readers = {"gemma3_text": read_gemma3}
     return text_part.read_text_part(

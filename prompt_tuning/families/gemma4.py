@@ -3,7 +3,7 @@
 In these layers, the keys before norm and rotation may also be the values.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from prompt_tuning.checkpoints.stored_tensors import Recipe, identity, transpose
@@ -18,9 +18,10 @@ from prompt_tuning.core.layer_kinds import (
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families import llama_layout
 from prompt_tuning.families.expert_layout import fused_experts, prefix_of, read_experts
+from prompt_tuning.families.family import Recipes, StoredNames
 from prompt_tuning.families.gemma import GEMMA
 from prompt_tuning.families.gemma3 import GEMMA3
-from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 from prompt_tuning.families.layer_settings import alternating, read_windows
 from prompt_tuning.families.rotary_settings import (
     FULL,
@@ -68,7 +69,7 @@ INPUTS = {
 }
 
 
-def read_gemma4(settings: HuggingFaceSettings) -> dict[str, Any]:
+def read_gemma4(settings: HuggingFaceSettings) -> ModelFields:
     """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     settings = settings.with_defaults(DEFAULTS)
     settings.choose("hidden_activation", ("gelu_pytorch_tanh",))
@@ -108,7 +109,7 @@ def read_gemma4(settings: HuggingFaceSettings) -> dict[str, Any]:
 
 def _read_sharing(
     settings: HuggingFaceSettings, fields: Mapping[str, Any]
-) -> dict[str, Any]:
+) -> ModelFields:
     """Reads extra inputs of layers, and layers that reuse keys and values."""
     layers, size = (
         fields["layers"],
@@ -130,7 +131,7 @@ def _read_sharing(
 
 def _read_experts(
     settings: HuggingFaceSettings, fields: Mapping[str, Any]
-) -> dict[str, Any]:
+) -> ModelFields:
     """Reads experts that run beside the feed-forward layer, which is the shared one."""
     if not settings.flag("enable_moe_block", False):
         return {}
@@ -165,17 +166,17 @@ def _full_sizes(
     return width, block.size("num_key_value_heads", groups)
 
 
-def read_gemma4_with_images(settings: HuggingFaceSettings) -> dict[str, Any]:
+def read_gemma4_with_images(settings: HuggingFaceSettings) -> ModelFields:
     """Returns fields of `ModelConfig` for the text model; see `Family.read_fields`."""
     return read_text_part(settings, {"gemma4_text": read_gemma4}, tied=True)
 
 
 def gemma4_recipes(
     config: ModelConfig,
-    names: Collection[str],
+    names: StoredNames,
     prefix: str | None = None,
     head: str = "lm_head.weight",
-) -> dict[str, Recipe]:
+) -> Recipes:
     """Returns the recipes of all parameters; see `Family.recipes`.
 
     `prefix` is the text model's, if not as in Llama, and `head` names an untied head.
@@ -241,7 +242,7 @@ def _of_kinds(config: ModelConfig, table: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def gemma4_text_part(config: ModelConfig, names: Collection[str]) -> dict[str, Recipe]:
+def gemma4_text_part(config: ModelConfig, names: StoredNames) -> Recipes:
     """Returns the recipes of the text part's parameters; see `Family.recipes`."""
     prefix, head = part_names(names)
     return gemma4_recipes(config, names, prefix=prefix, head=head)

@@ -1,12 +1,8 @@
 """GLM-4: interleaved and partial rotary positions; in 0414, norms around sublayers."""
 
-from collections.abc import Collection
-from typing import Any
-
-from prompt_tuning.checkpoints.stored_tensors import Recipe
 from prompt_tuning.core.model_config import ModelConfig
-from prompt_tuning.families.family import GATED, fused_parts
-from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.family import GATED, Recipes, StoredNames, fused_parts
+from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 from prompt_tuning.families.llama import LLAMA
 from prompt_tuning.families.llama_layout import layout_recipes, read_rotated
 
@@ -18,7 +14,7 @@ NORMS = {
 }
 
 
-def read_glm(settings: HuggingFaceSettings) -> dict[str, Any]:
+def read_glm(settings: HuggingFaceSettings) -> ModelFields:
     """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     fields = read_rotated(settings, epsilon=1.5625e-7, head_width=128, partial=0.5)
     return fields | {
@@ -27,12 +23,12 @@ def read_glm(settings: HuggingFaceSettings) -> dict[str, Any]:
     }
 
 
-def read_glm4(settings: HuggingFaceSettings) -> dict[str, Any]:
+def read_glm4(settings: HuggingFaceSettings) -> ModelFields:
     """Returns fields of `ModelConfig`; see `read_glm`."""
     return read_glm(settings) | {"norm_placement": "around"}
 
 
-def glm4_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Recipe]:
+def glm4_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
     """Returns the recipes of all parameters; see `Family.recipes`."""
     fused = fused_parts("mlp", GATED, "mlp.gate_up_proj")
     norms = NORMS if config.norm_placement == "around" else None

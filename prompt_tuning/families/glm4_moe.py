@@ -1,14 +1,12 @@
 """GLM-4.5 to 4.7: experts chosen by sigmoids, after layers without experts."""
 
-from typing import Any
-
 from prompt_tuning.families import expert_layout
-from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 from prompt_tuning.families.llama import LLAMA
 from prompt_tuning.families.llama_layout import read_rotated
 
 
-def read_glm4_moe(settings: HuggingFaceSettings) -> dict[str, Any]:
+def read_glm4_moe(settings: HuggingFaceSettings) -> ModelFields:
     """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     fields = read_rotated(settings, epsilon=1e-5, partial=0.5)
     return (

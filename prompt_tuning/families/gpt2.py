@@ -1,19 +1,24 @@
 """GPT-2: stores linear layers as `[in, out]`, with query, key and value fused."""
 
-from collections.abc import Collection
 from typing import Any
 
-from prompt_tuning.checkpoints.stored_tensors import FusedPart, Recipe, identity
+from prompt_tuning.checkpoints.stored_tensors import FusedPart, identity
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families.class_labels import ClassLayers
 from prompt_tuning.families.family import (
     Family,
+    Recipes,
+    StoredNames,
     decoder_recipes,
     norm_names,
     projection_names,
     token_settings,
 )
-from prompt_tuning.families.hf_settings import HuggingFaceSettings, activation_setting
+from prompt_tuning.families.hf_settings import (
+    HuggingFaceSettings,
+    ModelFields,
+    activation_setting,
+)
 
 PREFIX = "transformer."
 SUMMARY = ("type", "use_proj", "activation", "proj_to_labels", "first_dropout")
@@ -29,7 +34,7 @@ FUSED = {
 NORMS = {"self_attention_norm": "ln_1", "mlp_norm": "ln_2"}
 
 
-def read_gpt2(settings: HuggingFaceSettings) -> dict[str, Any]:
+def read_gpt2(settings: HuggingFaceSettings) -> ModelFields:
     """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     reason = "that variant of GPT-2 is not implemented"
     settings.require("scale_attn_by_inverse_layer_idx", False, reason)
@@ -42,7 +47,7 @@ def read_gpt2(settings: HuggingFaceSettings) -> dict[str, Any]:
     }
 
 
-def read_gpt2_layout(settings: HuggingFaceSettings) -> dict[str, Any]:
+def read_gpt2_layout(settings: HuggingFaceSettings) -> ModelFields:
     """Returns the fields of `ModelConfig` from settings with GPT-2's names."""
     width, heads = settings.size("n_embd"), settings.size("n_head")
     activation = settings.text("activation_function", "gelu_new")
@@ -63,7 +68,7 @@ def read_gpt2_layout(settings: HuggingFaceSettings) -> dict[str, Any]:
     }
 
 
-def gpt2_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Recipe]:
+def gpt2_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
     """Returns the recipes of all parameters; see `Family.recipes`."""
     prefix = "" if "wte.weight" in names else PREFIX
     layer = projection_names(config, PROJECTIONS, FUSED, kernel=identity)

@@ -1,19 +1,19 @@
 """GPT-Neo: a GPT-2 with windows in alternate layers and unscaled scores."""
 
-from collections.abc import Collection
 from typing import Any
 
-from prompt_tuning.checkpoints.stored_tensors import Recipe
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families.class_labels import ClassLayers
 from prompt_tuning.families.family import (
     Family,
+    Recipes,
+    StoredNames,
     decoder_recipes,
     norm_names,
     projection_names,
 )
 from prompt_tuning.families.gpt2 import NORMS, PREFIX
-from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 
 PROJECTIONS = {
     "self_attention/query": "attn.attention.q_proj",
@@ -25,7 +25,7 @@ PROJECTIONS = {
 }
 
 
-def read_gpt_neo(settings: HuggingFaceSettings) -> dict[str, Any]:
+def read_gpt_neo(settings: HuggingFaceSettings) -> ModelFields:
     """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     width, heads = settings.size("hidden_size"), settings.size("num_heads")
     layers = settings.layers("num_layers")
@@ -69,7 +69,7 @@ def _local_layers(settings: HuggingFaceSettings, layers: int) -> tuple[int, ...]
     return tuple(layer for layer, kind in enumerate(kinds) if kind == "local")
 
 
-def gpt_neo_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Recipe]:
+def gpt_neo_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
     """Returns the recipes of all parameters; see `Family.recipes`."""
     prefix = "" if "wte.weight" in names else PREFIX
     layer = projection_names(config, PROJECTIONS) | norm_names(config, NORMS)

@@ -1,19 +1,17 @@
 """GPT-NeoX and Pythia: attention and feed-forward layer in parallel, fused per head."""
 
-from collections.abc import Collection
-from typing import Any
-
-from prompt_tuning.checkpoints.stored_tensors import Recipe
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families.class_labels import ClassLayers
 from prompt_tuning.families.family import (
     Family,
+    Recipes,
+    StoredNames,
     decoder_recipes,
     fused_in_groups,
     norm_names,
     projection_names,
 )
-from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 from prompt_tuning.families.llama_layout import INERT, read_layout
 from prompt_tuning.families.rotary_settings import read_rotary
 
@@ -30,7 +28,7 @@ NORMS = {
 }
 
 
-def read_gpt_neox(settings: HuggingFaceSettings) -> dict[str, Any]:
+def read_gpt_neox(settings: HuggingFaceSettings) -> ModelFields:
     """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     fields = read_layout(settings)
     width, heads = fields["width"], fields["heads"]
@@ -59,7 +57,7 @@ def read_gpt_neox(settings: HuggingFaceSettings) -> dict[str, Any]:
     )
 
 
-def gpt_neox_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Recipe]:
+def gpt_neox_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
     """Returns the recipes of all parameters; see `Family.recipes`."""
     prefix = "" if "embed_in.weight" in names else PREFIX
     fused = fused_in_groups(config, "attention.query_key_value")

@@ -1,18 +1,15 @@
 """gpt-oss: attention sinks, experts with biases and a clamped SwiGLU, MXFP4 weights."""
 
-from collections.abc import Collection
-from typing import Any
-
 from prompt_tuning.checkpoints.fused_experts import EveryOther
 from prompt_tuning.checkpoints.stored_tensors import (
-    Recipe,
     identity,
     layered,
     transpose,
 )
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families.expert_layout import ATTENTION, BALANCING, read_experts
-from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.family import Recipes, StoredNames
+from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 from prompt_tuning.families.layer_settings import alternating, read_windows
 from prompt_tuning.families.llama import LLAMA
 from prompt_tuning.families.llama_layout import PREFIX, layout_recipes, read_layout
@@ -31,7 +28,7 @@ TENSORS = {
 }
 
 
-def read_gpt_oss(settings: HuggingFaceSettings) -> dict[str, Any]:
+def read_gpt_oss(settings: HuggingFaceSettings) -> ModelFields:
     """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     settings.choose("hidden_act", ("silu",))
     settings.require("swiglu_alpha", 1.702, "other slopes are not implemented")
@@ -55,7 +52,7 @@ def read_gpt_oss(settings: HuggingFaceSettings) -> dict[str, Any]:
     )
 
 
-def gpt_oss_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Recipe]:
+def gpt_oss_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
     """Returns the recipes of all parameters; see `Family.recipes`."""
     prefix = "" if "embed_tokens.weight" in names else PREFIX
     tensors = {

@@ -1,18 +1,16 @@
 """GPT-J: attention and feed-forward layer in parallel, interleaved rotary positions."""
 
-from collections.abc import Collection
-from typing import Any
-
-from prompt_tuning.checkpoints.stored_tensors import Recipe
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families.family import (
     Family,
+    Recipes,
+    StoredNames,
     decoder_recipes,
     norm_names,
     projection_names,
 )
 from prompt_tuning.families.gpt2 import PREFIX, read_gpt2_layout
-from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 from prompt_tuning.families.rotary_settings import read_rotary_dim
 
 PROJECTIONS = {
@@ -27,7 +25,7 @@ TIED_BIAS = "a bias of a tied head is not implemented"
 NORMS = {"self_attention_norm": "ln_1"}
 
 
-def read_gptj(settings: HuggingFaceSettings) -> dict[str, Any]:
+def read_gptj(settings: HuggingFaceSettings) -> ModelFields:
     """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     settings.require("tie_word_embeddings", False, TIED_BIAS)
     fields = read_gpt2_layout(settings)
@@ -45,7 +43,7 @@ def read_gptj(settings: HuggingFaceSettings) -> dict[str, Any]:
     }
 
 
-def gptj_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Recipe]:
+def gptj_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
     """Returns the recipes of all parameters; see `Family.recipes`."""
     prefix = "" if "wte.weight" in names else PREFIX
     layer = projection_names(config, PROJECTIONS) | norm_names(config, NORMS)

@@ -1,12 +1,10 @@
 """Granite 3 and 4 (dense): a Llama with four multipliers."""
 
-from typing import Any
-
-from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 from prompt_tuning.families.llama import LLAMA, read_llama
 
 
-def read_granite(settings: HuggingFaceSettings) -> dict[str, Any]:
+def read_granite(settings: HuggingFaceSettings) -> ModelFields:
     """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     return read_llama(settings) | {
         "input_multiplier": settings.positive("embedding_multiplier", 1.0),

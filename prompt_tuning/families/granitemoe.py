@@ -1,11 +1,10 @@
 """Granite 3 with experts."""
 
 import functools
-from typing import Any
 
 from prompt_tuning.families import expert_layout
 from prompt_tuning.families.granite import GRANITE
-from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 
 FUSED = {
     "router": "block_sparse_moe.router.layer.weight",
@@ -15,7 +14,7 @@ FUSED = {
 """Tensors of the router and the experts of a layer."""
 
 
-def read_granitemoe(settings: HuggingFaceSettings) -> dict[str, Any]:
+def read_granitemoe(settings: HuggingFaceSettings) -> ModelFields:
     """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     fields = GRANITE.read_fields(settings)
     return fields | expert_layout.read_experts(settings, "num_local_experts")

@@ -1,9 +1,5 @@
 """Granite 4: Mamba-2 and attention, with experts or without."""
 
-from collections.abc import Collection
-from typing import Any
-
-from prompt_tuning.checkpoints.stored_tensors import Recipe
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families import mamba2_layout
 from prompt_tuning.families.expert_layout import (
@@ -12,16 +8,16 @@ from prompt_tuning.families.expert_layout import (
     prefix_of,
     read_experts,
 )
-from prompt_tuning.families.family import GATED, fused_parts
+from prompt_tuning.families.family import GATED, Recipes, StoredNames, fused_parts
 from prompt_tuning.families.granite import GRANITE
 from prompt_tuning.families.granitemoe import FUSED, GRANITEMOE
-from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 from prompt_tuning.families.llama_layout import layout_recipes
 
 DEFAULTS = {"heads": 128, "groups": 1, "states": 256, "taps": 4}
 
 
-def read_granitemoehybrid(settings: HuggingFaceSettings) -> dict[str, Any]:
+def read_granitemoehybrid(settings: HuggingFaceSettings) -> ModelFields:
     """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     fields = GRANITE.read_fields(settings)
     kinds = mamba2_layout.read_kinds(settings, fields["layers"])
@@ -46,9 +42,7 @@ def read_granitemoehybrid(settings: HuggingFaceSettings) -> dict[str, Any]:
     )
 
 
-def granitemoehybrid_recipes(
-    config: ModelConfig, names: Collection[str]
-) -> dict[str, Recipe]:
+def granitemoehybrid_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
     """Returns the recipes of all parameters; see `Family.recipes`."""
     part = "mlp/shared" if config.experts else "mlp"
     parts = fused_parts(part, GATED, "shared_mlp.input_linear")

@@ -1,13 +1,11 @@
 """Helium: a Llama with interleaved rotary positions."""
 
-from typing import Any
-
-from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 from prompt_tuning.families.llama import LLAMA
 from prompt_tuning.families.llama_layout import read_rotated
 
 
-def read_helium(settings: HuggingFaceSettings) -> dict[str, Any]:
+def read_helium(settings: HuggingFaceSettings) -> ModelFields:
     """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     settings.require("mlp_bias", False, "biases of Helium's MLP are not implemented")
     fields = read_rotated(settings, epsilon=1e-8, head_width=128, base=100_000.0)

@@ -40,14 +40,18 @@ from prompt_tuning.families.class_labels import (
     with_class_head,
 )
 from prompt_tuning.families.default_positions import with_positions
-from prompt_tuning.families.family import Family
+from prompt_tuning.families.family import Family, Recipes, StoredNames
 from prompt_tuning.families.gguf.settings import (
     check_model_type,
     make_settings,
     rotary_divisors,
 )
 from prompt_tuning.families.gguf.weights import open_gguf_weights
-from prompt_tuning.families.hf_settings import HuggingFaceSettings, read_settings
+from prompt_tuning.families.hf_settings import (
+    HuggingFaceSettings,
+    ModelFields,
+    read_settings,
+)
 from prompt_tuning.families.layer_settings import SOFT_CAPS
 
 TOKEN_IDS = {
@@ -150,7 +154,7 @@ def _model_type(settings: HuggingFaceSettings) -> str:
 
 def _fields_of_gguf(
     path: Path, family: Family, settings: HuggingFaceSettings, fields: dict[str, Any]
-) -> dict[str, Any]:
+) -> ModelFields:
     """Returns the fields that a GGUF file's tensors determine."""
     file = read_gguf(path)
     tied = family.head_name not in open_gguf_weights(file)
@@ -174,7 +178,7 @@ def _check_quantization(settings: HuggingFaceSettings) -> None:
 
 def _token_ids(
     sources: Sequence[HuggingFaceSettings], overrides: Mapping[str, Any]
-) -> dict[str, Any]:
+) -> ModelFields:
     ids: dict[str, Any] = _end_ids(sources, overrides.get("eos_id"))
     for field, name in TOKEN_IDS.items():
         source = next((source for source in sources if name in source), None)
@@ -187,9 +191,7 @@ def _token_ids(
     return ids
 
 
-def _end_ids(
-    sources: Sequence[HuggingFaceSettings], eos_id: int | None
-) -> dict[str, Any]:
+def _end_ids(sources: Sequence[HuggingFaceSettings], eos_id: int | None) -> ModelFields:
     """Returns the tokens that end a text: one or a list in each of the files.
 
     Like transformers, `generate` stops at any of those in `generation_config.json`; the
@@ -261,7 +263,7 @@ def _known_families(name: str) -> str:
     )
 
 
-def find_recipes(config: ModelConfig, names: Collection[str] = ()) -> dict[str, Recipe]:
+def find_recipes(config: ModelConfig, names: StoredNames = ()) -> Recipes:
     """Returns how each parameter of a model is made from its stored tensors.
 
     Without the stored `names`, it assumes the full model with its head.

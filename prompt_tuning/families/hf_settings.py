@@ -24,6 +24,9 @@ ACTIVATIONS = {
 }
 """Our names of the activations in transformers."""
 
+ModelFields = dict[str, Any]
+"""Fields of `ModelConfig`, by name."""
+
 MAXIMUM_CONFIG = 2**24
 """Maximum size of `config.json` in bytes."""
 

@@ -1,12 +1,9 @@
 """Hunyuan, dense and with experts: norms of queries and keys after rotation."""
 
-from collections.abc import Collection
-from typing import Any
-
-from prompt_tuning.checkpoints.stored_tensors import Recipe
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families.expert_layout import ATTENTION, prefix_of, separate_experts
-from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.family import Recipes, StoredNames
+from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 from prompt_tuning.families.llama import LLAMA
 from prompt_tuning.families.llama_layout import PROJECTIONS, layout_recipes, read_layout
 from prompt_tuning.families.rotary_settings import read_rotary, read_stretched_base
@@ -18,7 +15,7 @@ NORMS = {
 SHARED = {f"mlp/shared/{name}": name for name in ("gate", "up", "down")}
 
 
-def read_hunyuan(settings: HuggingFaceSettings) -> dict[str, Any]:
+def read_hunyuan(settings: HuggingFaceSettings) -> ModelFields:
     """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     fields = read_layout(settings, epsilon=1e-5)
     biased = settings.flag("attention_bias", False)
@@ -35,7 +32,7 @@ def read_hunyuan(settings: HuggingFaceSettings) -> dict[str, Any]:
     )
 
 
-def read_hunyuan_moe(settings: HuggingFaceSettings) -> dict[str, Any]:
+def read_hunyuan_moe(settings: HuggingFaceSettings) -> ModelFields:
     """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     fields = read_hunyuan(settings)
     total, used = settings.size("num_experts", 1), settings.value("moe_topk", 1)
@@ -51,7 +48,7 @@ def read_hunyuan_moe(settings: HuggingFaceSettings) -> dict[str, Any]:
     }
 
 
-def hunyuan_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Recipe]:
+def hunyuan_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
     """Returns the recipes of all parameters; see `Family.recipes`."""
     modules, experts = PROJECTIONS, {}
     if config.experts:

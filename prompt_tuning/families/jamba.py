@@ -1,13 +1,10 @@
 """Jamba: Mamba, attention in a few layers, and experts in every second one."""
 
-from collections.abc import Collection
-from typing import Any
-
-from prompt_tuning.checkpoints.stored_tensors import Recipe
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families import expert_layout
 from prompt_tuning.families.bamba import NORMS
-from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.family import Recipes, StoredNames
+from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 from prompt_tuning.families.llama import LLAMA
 from prompt_tuning.families.llama_layout import layout_recipes, read_layout
 from prompt_tuning.families.mamba_layout import mamba_tensors, read_mamba
@@ -20,7 +17,7 @@ NAMES = {
 EXPERTS = {"num_experts": 16, "num_experts_per_tok": 2}
 
 
-def read_jamba(settings: HuggingFaceSettings) -> dict[str, Any]:
+def read_jamba(settings: HuggingFaceSettings) -> ModelFields:
     """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     settings = settings.with_defaults(EXPERTS)
     fields = read_layout(settings)
@@ -58,7 +55,7 @@ def _read_period(
     return range(offset, settings.layers("num_hidden_layers"), period)
 
 
-def jamba_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Recipe]:
+def jamba_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
     """Returns the recipes of all parameters; see `Family.recipes`."""
     part, prefix, experts = "mlp", expert_layout.prefix_of(names), {}
     if config.experts:

@@ -1,10 +1,9 @@
 """Settings in `config.json` for windows, unrotated layers and soft caps."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from prompt_tuning.core.errors import shown
-from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 from prompt_tuning.families.rotary_settings import FULL, SLIDING
 
 
@@ -15,7 +14,7 @@ def read_windows(
     *,
     window: int | None = None,
     limited: str = SLIDING,
-) -> dict[str, Any]:
+) -> ModelFields:
     """Reads the window of attention and the layers that have it.
 
     Args:
@@ -79,7 +78,7 @@ def read_soft_caps(
     *,
     attention: float | None = None,
     logits: float | None = None,
-) -> dict[str, Any]:
+) -> ModelFields:
     """Reads the bounds of attention scores and of logits; null means no bound.
 
     `attention` and `logits` are the bounds if the settings are absent.

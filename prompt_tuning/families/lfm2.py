@@ -1,15 +1,11 @@
 """LFM2: gated short convolutions, and attention in some layers (Liquid AI 2025)."""
 
-from collections.abc import Collection
-from typing import Any
-
-from prompt_tuning.checkpoints.stored_tensors import Recipe
 from prompt_tuning.checkpoints.tap_tensors import taps_first
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families import llama_layout
 from prompt_tuning.families.expert_layout import ATTENTION
-from prompt_tuning.families.family import Family
-from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.family import Family, Recipes, StoredNames
+from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 from prompt_tuning.families.rotary_settings import FULL
 
 CONVOLUTION = "conv"
@@ -26,13 +22,13 @@ QUERY_KEY_NORMS = {
 }
 
 
-def read_lfm2(settings: HuggingFaceSettings) -> dict[str, Any]:
+def read_lfm2(settings: HuggingFaceSettings) -> ModelFields:
     """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     fields = read_lfm2_layers(settings)
     return fields | {"feed_forward_width": _feed_forward_width(settings)}
 
 
-def read_lfm2_layers(settings: HuggingFaceSettings) -> dict[str, Any]:
+def read_lfm2_layers(settings: HuggingFaceSettings) -> ModelFields:
     """Reads everything except the feed-forward layers."""
     fields = llama_layout.read_rotated(settings, tied=True, base=1_000_000.0)
     tied = settings.flag("tie_embedding", fields["tied_head"])
@@ -49,7 +45,7 @@ def read_lfm2_layers(settings: HuggingFaceSettings) -> dict[str, Any]:
     )
 
 
-def read_convolutions(settings: HuggingFaceSettings, layers: int) -> dict[str, Any]:
+def read_convolutions(settings: HuggingFaceSettings, layers: int) -> ModelFields:
     """Reads which layers have a convolution, and its width.
 
     Raises:
@@ -83,7 +79,7 @@ def _feed_forward_width(settings: HuggingFaceSettings) -> int:
     return -(-width // multiple) * multiple
 
 
-def lfm2_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Recipe]:
+def lfm2_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
     """Returns the recipes of all parameters except for experts."""
     part = "dense_mlp" if config.experts else "mlp"
     absent = config.experts and not config.dense_layers

@@ -1,9 +1,6 @@
 """LFM2 with experts chosen by sigmoids, after layers without experts."""
 
-from collections.abc import Collection
-from typing import Any
-
-from prompt_tuning.checkpoints.stored_tensors import Recipe, identity, layered
+from prompt_tuning.checkpoints.stored_tensors import identity, layered
 from prompt_tuning.core.layer_kinds import layers_with
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families.expert_layout import (
@@ -13,13 +10,14 @@ from prompt_tuning.families.expert_layout import (
     read_experts,
     separate_experts,
 )
-from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.family import Recipes, StoredNames
+from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 from prompt_tuning.families.lfm2 import LFM2, lfm2_recipes, read_lfm2_layers
 
 BLOCK = "feed_forward"
 
 
-def read_lfm2_moe(settings: HuggingFaceSettings) -> dict[str, Any]:
+def read_lfm2_moe(settings: HuggingFaceSettings) -> ModelFields:
     """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     fields, layers = read_lfm2_layers(settings), settings.layers(LAYERS)
     settings.require("use_expert_bias", True, "the choice of experts needs it")
@@ -41,7 +39,7 @@ def read_lfm2_moe(settings: HuggingFaceSettings) -> dict[str, Any]:
     )
 
 
-def lfm2_moe_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Recipe]:
+def lfm2_moe_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
     """Returns the recipes of all parameters; see `Family.recipes`."""
     prefix, layers = prefix_of(names), layers_with(config, "mlp")
     bias = f"{prefix}layers.{{}}.{BLOCK}.expert_bias"

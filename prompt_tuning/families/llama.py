@@ -6,10 +6,14 @@ from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.rotary_scaling import RotaryScaling
 from prompt_tuning.families import llama_layout
 from prompt_tuning.families.family import Family, token_settings
-from prompt_tuning.families.hf_settings import HuggingFaceSettings, activation_setting
+from prompt_tuning.families.hf_settings import (
+    HuggingFaceSettings,
+    ModelFields,
+    activation_setting,
+)
 
 
-def read_llama(settings: HuggingFaceSettings) -> dict[str, Any]:
+def read_llama(settings: HuggingFaceSettings) -> ModelFields:
     """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     fields = llama_layout.read_rotated(settings)
     return fields | {"biases": llama_layout.read_biases(settings)}

@@ -4,10 +4,7 @@ For models that also read images, only the text model is read.
 """
 
 import functools
-from collections.abc import Collection
-from typing import Any
 
-from prompt_tuning.checkpoints.stored_tensors import Recipe
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.rotary_scaling import QueryScaling
 from prompt_tuning.families.expert_layout import (
@@ -17,7 +14,8 @@ from prompt_tuning.families.expert_layout import (
     read_experts,
     turned_experts,
 )
-from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.family import Recipes, StoredNames
+from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 from prompt_tuning.families.layer_settings import read_unrotated, read_windows
 from prompt_tuning.families.llama import LLAMA
 from prompt_tuning.families.llama_layout import INERT, layout_recipes, read_rotated
@@ -29,7 +27,7 @@ STEM = "feed_forward."
 PREFIX = "language_model."
 
 
-def read_llama4_text(settings: HuggingFaceSettings) -> dict[str, Any]:
+def read_llama4_text(settings: HuggingFaceSettings) -> ModelFields:
     """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     fields = read_rotated(settings, epsilon=1e-5, head_width=128, base=500_000.0)
     unrotated = read_unrotated(settings, fields["layers"])
@@ -51,7 +49,7 @@ def read_llama4_text(settings: HuggingFaceSettings) -> dict[str, Any]:
 
 def _read_chunks(
     settings: HuggingFaceSettings, layers: int, unrotated: tuple[int, ...]
-) -> dict[str, Any]:
+) -> ModelFields:
     name, size = "attention_chunk_size", None
     if settings.values.get(name, 0) is not None:
         size = settings.integer(name, 8192, minimum=1)
@@ -71,7 +69,7 @@ def _read_query_scaling(settings: HuggingFaceSettings) -> QueryScaling | None:
     return QueryScaling(slope=slope, positions=positions, first=1, unrotated=True)
 
 
-def _read_expert_layers(settings: HuggingFaceSettings, layers: int) -> dict[str, Any]:
+def _read_expert_layers(settings: HuggingFaceSettings, layers: int) -> ModelFields:
     """Reads which layers have experts, and the width of the rest."""
     step = settings.integer("interleave_moe_layer_step", 1, minimum=1)
     sparse = settings.sequence("moe_layers", [*range(step - 1, layers, step)])
@@ -89,8 +87,8 @@ def _read_expert_layers(settings: HuggingFaceSettings, layers: int) -> dict[str,
 
 
 def llama4_text_recipes(
-    config: ModelConfig, names: Collection[str], outer: str = ""
-) -> dict[str, Recipe]:
+    config: ModelConfig, names: StoredNames, outer: str = ""
+) -> Recipes:
     """Returns the recipes of all parameters; see `Family.recipes`.
 
     `outer` is a prefix of all names.

@@ -4,18 +4,20 @@ Linear layers are stored `[out, in]`, as in all families except GPT-2. The choic
 `ModelConfig` determine which tensors a layer has.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from prompt_tuning.checkpoints.stored_tensors import FusedPart, Recipe
+from prompt_tuning.checkpoints.stored_tensors import FusedPart
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families.family import (
     LayerNames,
+    Recipes,
+    StoredNames,
     decoder_recipes,
     norm_names,
     projection_names,
 )
-from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 from prompt_tuning.families.rotary_settings import read_rotary
 
 PREFIX = "model."
@@ -63,7 +65,7 @@ def read_layout(
     feed_forward: str = "intermediate_size",
     layers: int | None = None,
     epsilon: float = 1e-6,
-) -> dict[str, Any]:
+) -> ModelFields:
     """Returns the fields of `ModelConfig` from settings with Llama's names.
 
     Args:
@@ -103,7 +105,7 @@ def read_rotated(
     base: float = 10_000.0,
     partial: float | None = None,
     **layout: Any,
-) -> dict[str, Any]:
+) -> ModelFields:
     """Returns the fields of `read_layout` and of `read_rotary`."""
     fields = read_layout(settings, **layout)
     rotary = read_rotary(settings, fields["head_width"], base=base, partial=partial)
@@ -121,7 +123,7 @@ def read_biases(settings: HuggingFaceSettings) -> str:
 
 def layout_recipes(
     config: ModelConfig,
-    names: Collection[str],
+    names: StoredNames,
     *,
     fused: Mapping[str, tuple[str, FusedPart]] | None = None,
     modules: Mapping[str, str] = PROJECTIONS,
@@ -131,7 +133,7 @@ def layout_recipes(
     prefix: str | None = None,
     head: str = "lm_head.weight",
     others: LayerNames | None = None,
-) -> dict[str, Recipe]:
+) -> Recipes:
     """Returns the recipes of all parameters; see `Family.recipes`.
 
     Args:

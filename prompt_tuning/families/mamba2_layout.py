@@ -2,12 +2,11 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from prompt_tuning.checkpoints.stored_tensors import FusedPart, Transform, identity
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families.family import fused_parts
-from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 from prompt_tuning.families.memory_layout import memory_shares, tap_names
 from prompt_tuning.families.rotary_settings import FULL
 
@@ -36,7 +35,7 @@ def read_mamba2(
     *,
     sizes: Mapping[str, int],
     names: Mapping[str, str] = SIZES,
-) -> dict[str, Any]:
+) -> ModelFields:
     """Reads the sizes of Mamba-2.
 
     Args:
@@ -83,7 +82,7 @@ def read_expansion(
     return inner // heads
 
 
-def read_step_limit(settings: HuggingFaceSettings) -> dict[str, Any]:
+def read_step_limit(settings: HuggingFaceSettings) -> ModelFields:
     """Reads the smallest step.
 
     Raises:

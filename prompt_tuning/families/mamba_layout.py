@@ -1,12 +1,11 @@
 """Names of tensors and settings of layers with Mamba."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from prompt_tuning.checkpoints.stored_tensors import Transform, identity, transpose
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families.family import fused_parts, projection_names
-from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 from prompt_tuning.families.memory_layout import tap_names
 
 TENSORS = {
@@ -24,7 +23,7 @@ def read_mamba(
     width: int,
     inner: int,
     names: Mapping[str, str],
-) -> dict[str, Any]:
+) -> ModelFields:
     """Reads the sizes of Mamba.
 
     Args:

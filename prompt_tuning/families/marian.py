@@ -1,12 +1,10 @@
 """Marian and Pegasus: a BART with sinusoidal positions, which the table omits."""
 
-from typing import Any
-
 from prompt_tuning.families.bart import BART, read_stacks
-from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 
 
-def read_marian(settings: HuggingFaceSettings) -> dict[str, Any]:
+def read_marian(settings: HuggingFaceSettings) -> ModelFields:
     """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     fields = read_stacks(settings)
     reason = "separate tables of encoder and decoder are not implemented"
@@ -19,7 +17,7 @@ def read_marian(settings: HuggingFaceSettings) -> dict[str, Any]:
     }
 
 
-def read_pegasus(settings: HuggingFaceSettings) -> dict[str, Any]:
+def read_pegasus(settings: HuggingFaceSettings) -> ModelFields:
     """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     return read_stacks(settings) | {
         "norm_placement": "before",

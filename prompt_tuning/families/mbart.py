@@ -3,13 +3,11 @@
 M2M-100 (also NLLB) has sinusoidal positions, and no bias of logits.
 """
 
-from typing import Any
-
 from prompt_tuning.families.bart import BART, read_stacks
-from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 
 
-def read_mbart(settings: HuggingFaceSettings) -> dict[str, Any]:
+def read_mbart(settings: HuggingFaceSettings) -> ModelFields:
     """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     # Without it each text's decoder would begin with the language of the text.
     start = settings.integer("decoder_start_token_id")
@@ -23,7 +21,7 @@ def read_mbart(settings: HuggingFaceSettings) -> dict[str, Any]:
     }
 
 
-def read_m2m_100(settings: HuggingFaceSettings) -> dict[str, Any]:
+def read_m2m_100(settings: HuggingFaceSettings) -> ModelFields:
     """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     settings.require("pad_token_id", 1, "positions are counted from the next number")
     return read_stacks(settings, activation="relu", scaled=True) | {

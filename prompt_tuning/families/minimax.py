@@ -4,9 +4,6 @@ A sublayer's output is added to the norm of its input, so each of these norms ac
 a norm after the preceding sum.
 """
 
-from collections.abc import Collection
-from typing import Any
-
 import numpy as np
 
 from prompt_tuning.checkpoints.stored_tensors import (
@@ -23,8 +20,8 @@ from prompt_tuning.families.expert_layout import (
     read_experts,
     separate_experts,
 )
-from prompt_tuning.families.family import fused_parts
-from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.family import Recipes, StoredNames, fused_parts
+from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 from prompt_tuning.families.mamba2_layout import LINEAR, read_kinds
 from prompt_tuning.families.mixtral import MIXTRAL
 from prompt_tuning.families.rotary_settings import FULL, read_rotary, read_rotary_dim
@@ -34,7 +31,7 @@ ORDER = ("query", "key", "value")
 STACK = "decoder/layers"
 
 
-def read_minimax(settings: HuggingFaceSettings) -> dict[str, Any]:
+def read_minimax(settings: HuggingFaceSettings) -> ModelFields:
     """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     settings.require("hidden_act", "silu", "lightning attention has SiLU")
     settings.require("sliding_window", None, "windows are not implemented")
@@ -81,7 +78,7 @@ def _read_factors(settings: HuggingFaceSettings) -> dict[str, float]:
     return found
 
 
-def minimax_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Recipe]:
+def minimax_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
     """Returns the recipes of all parameters; see `Family.recipes`."""
     prefix, fused, output, rest = prefix_of(names), {}, {}, {}
     if config.recurrent_layers:
@@ -111,7 +108,7 @@ def minimax_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Re
     return recipes | separate_experts(config, prefix, block=block, parts=parts)
 
 
-def decay_rates(config: ModelConfig, names: Collection[str]) -> dict[str, np.ndarray]:
+def decay_rates(config: ModelConfig, names: StoredNames) -> dict[str, np.ndarray]:
     """Returns the rates of heads `[H, 1, 1]`, by their stored names.
 
     Head `h` of `H`, from 1, decays by `2 ** (-8 h / H)`, times a factor that falls from

@@ -1,9 +1,8 @@
 """Ministral 3: a Mistral with YaRN, and queries scaled by their position."""
 
 import dataclasses
-from typing import Any
 
-from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 from prompt_tuning.families.mistral import MISTRAL, read_mistral
 from prompt_tuning.families.rotary_settings import read_query_scaling
 
@@ -25,7 +24,7 @@ ROTARY = {
 """Rotary settings of `transformers.Ministral3Config` if a folder has none."""
 
 
-def read_ministral3(settings: HuggingFaceSettings) -> dict[str, Any]:
+def read_ministral3(settings: HuggingFaceSettings) -> ModelFields:
     """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     values = {**DEFAULTS, **settings.values}
     if "rope_parameters" not in settings and "rope_scaling" not in settings:

@@ -1,16 +1,15 @@
 """Mistral and Ministral: a Llama, with a window in the layers of early versions."""
 
 import dataclasses
-from typing import Any
 
-from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 from prompt_tuning.families.layer_settings import has_window, read_windows
 from prompt_tuning.families.llama import LLAMA
 from prompt_tuning.families.llama_layout import read_rotated
 from prompt_tuning.families.rotary_settings import FULL, SLIDING
 
 
-def read_mistral(settings: HuggingFaceSettings) -> dict[str, Any]:
+def read_mistral(settings: HuggingFaceSettings) -> ModelFields:
     """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     # A missing setting has the default of transformers, and null means no window.
     values = {"sliding_window": 4096, **settings.values}
@@ -22,7 +21,7 @@ def read_mistral(settings: HuggingFaceSettings) -> dict[str, Any]:
     return read_ministral(settings)
 
 
-def read_ministral(settings: HuggingFaceSettings) -> dict[str, Any]:
+def read_ministral(settings: HuggingFaceSettings) -> ModelFields:
     """Returns fields of `ModelConfig`; layers may differ."""
     fields = read_rotated(settings)
     kind = SLIDING if has_window(settings) else FULL

@@ -1,16 +1,14 @@
 """Mistral Small 3.1 and later, and Ministral 3, with images: reads the text model."""
 
-from typing import Any
-
 from prompt_tuning.families import text_part
-from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 from prompt_tuning.families.ministral3 import read_ministral3
 from prompt_tuning.families.mistral import MISTRAL, read_mistral
 
 READERS = {"mistral": read_mistral, "ministral3": read_ministral3}
 
 
-def read_mistral3(settings: HuggingFaceSettings) -> dict[str, Any]:
+def read_mistral3(settings: HuggingFaceSettings) -> ModelFields:
     """Returns fields of `ModelConfig` for the text model; see `Family.read_fields`."""
     return text_part.read_text_part(settings, READERS, tied=True)
 

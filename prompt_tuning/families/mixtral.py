@@ -1,17 +1,16 @@
 """Mixtral: a Mistral with experts."""
 
 import functools
-from typing import Any
 
 from prompt_tuning.families.expert_layout import BALANCING, expert_recipes, read_experts
-from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 from prompt_tuning.families.layer_settings import has_window, read_windows
 from prompt_tuning.families.llama import LLAMA
 from prompt_tuning.families.llama_layout import read_rotated
 from prompt_tuning.families.rotary_settings import FULL, SLIDING
 
 
-def read_mixtral(settings: HuggingFaceSettings) -> dict[str, Any]:
+def read_mixtral(settings: HuggingFaceSettings) -> ModelFields:
     """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     fields = read_rotated(settings, base=1_000_000.0)
     kind = SLIDING if has_window(settings) else FULL

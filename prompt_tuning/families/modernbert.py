@@ -1,8 +1,5 @@
 """ModernBERT: rotary positions, norms before layers, and windows in most of them."""
 
-from collections.abc import Collection
-from typing import Any
-
 from prompt_tuning.checkpoints.stored_tensors import Recipe
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families.bert_layout import encoder_fields, transform_recipes
@@ -11,12 +8,14 @@ from prompt_tuning.families.family import (
     GATED,
     QKV,
     Family,
+    Recipes,
+    StoredNames,
     decoder_recipes,
     fused_parts,
     norm_names,
     projection_names,
 )
-from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 from prompt_tuning.families.layer_settings import read_windows
 from prompt_tuning.families.llama_layout import read_biases
 from prompt_tuning.families.rotary_settings import (
@@ -31,7 +30,7 @@ HEAD = {"dense": "head.dense", "norm": "head.norm", "logits": "decoder"}
 NORM = "self_attention_norm/scale"
 
 
-def read_modernbert(settings: HuggingFaceSettings) -> dict[str, Any]:
+def read_modernbert(settings: HuggingFaceSettings) -> ModelFields:
     """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     reason = "that variant is not implemented"
     for name, value in (("norm_bias", False), ("decoder_bias", True)):
@@ -85,9 +84,7 @@ def read_modernbert(settings: HuggingFaceSettings) -> dict[str, Any]:
     }
 
 
-def modernbert_recipes(
-    config: ModelConfig, names: Collection[str]
-) -> dict[str, Recipe]:
+def modernbert_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
     """Returns the recipes of all parameters; see `Family.recipes`."""
     prefix = "" if TABLE in names else PREFIX
     fused = fused_parts("self_attention", QKV, "attn.Wqkv")

@@ -1,10 +1,6 @@
 """Nemotron-H and Nemotron 3: one part per layer, with Mamba-2 as most mixers."""
 
-from collections.abc import Collection
-from typing import Any
-
 from prompt_tuning.checkpoints.stored_tensors import (
-    Recipe,
     Transform,
     identity,
     layered,
@@ -12,8 +8,14 @@ from prompt_tuning.checkpoints.stored_tensors import (
 from prompt_tuning.core.layer_kinds import layers_with
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families.expert_layout import PATH, read_routing, separate_experts
-from prompt_tuning.families.family import Family, decoder_recipes, projection_names
-from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.family import (
+    Family,
+    Recipes,
+    StoredNames,
+    decoder_recipes,
+    projection_names,
+)
+from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 from prompt_tuning.families.llama_layout import PREFIX, read_layout
 from prompt_tuning.families.mamba2_layout import (
     LINEAR,
@@ -52,7 +54,7 @@ ATTENTION = {
 }
 
 
-def read_nemotron_h(settings: HuggingFaceSettings) -> dict[str, Any]:
+def read_nemotron_h(settings: HuggingFaceSettings) -> ModelFields:
     """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     kinds = _read_kinds(settings)
     numbers = {
@@ -98,7 +100,7 @@ def _read_kinds(settings: HuggingFaceSettings) -> list[str]:
 
 def _read_experts(
     settings: HuggingFaceSettings, sparse: tuple[int, ...], dense: tuple[int, ...]
-) -> dict[str, Any]:
+) -> ModelFields:
     """Reads the experts of the layers that have any, and the width of the rest."""
     if not sparse:
         return {"feed_forward_width": settings.size("intermediate_size")}
@@ -111,9 +113,7 @@ def _read_experts(
     }
 
 
-def nemotron_h_recipes(
-    config: ModelConfig, names: Collection[str]
-) -> dict[str, Recipe]:
+def nemotron_h_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
     """Returns the recipes of all parameters; see `Family.recipes`."""
     prefix = next((x for x in PREFIXES if f"{x}{TABLE}" in names), PREFIX)
     dense = "dense_mlp" if config.experts else "mlp"

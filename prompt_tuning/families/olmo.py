@@ -1,13 +1,11 @@
 """OLMo 1: layer norms without parameters (Groeneveld et al. 2024)."""
 
-from typing import Any
-
-from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 from prompt_tuning.families.llama import LLAMA
 from prompt_tuning.families.llama_layout import read_rotated
 
 
-def read_olmo(settings: HuggingFaceSettings) -> dict[str, Any]:
+def read_olmo(settings: HuggingFaceSettings) -> ModelFields:
     """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     settings.require("clip_qkv", None, "clipped projections are not implemented")
     fields = read_rotated(settings)

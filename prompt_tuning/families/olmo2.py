@@ -1,15 +1,13 @@
 """OLMo 2 and 3: norms after sublayers, and of queries and keys over all heads."""
 
-from typing import Any
-
-from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 from prompt_tuning.families.layer_settings import alternating, read_windows
 from prompt_tuning.families.llama import LLAMA
 from prompt_tuning.families.llama_layout import read_biases, read_rotated
 from prompt_tuning.families.rotary_settings import read_window_rotary
 
 
-def read_olmo2(settings: HuggingFaceSettings, base: float = 10_000.0) -> dict[str, Any]:
+def read_olmo2(settings: HuggingFaceSettings, base: float = 10_000.0) -> ModelFields:
     """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     fields = read_rotated(settings, epsilon=1e-5, base=base)
     return fields | {
@@ -19,7 +17,7 @@ def read_olmo2(settings: HuggingFaceSettings, base: float = 10_000.0) -> dict[st
     }
 
 
-def read_olmo3(settings: HuggingFaceSettings) -> dict[str, Any]:
+def read_olmo3(settings: HuggingFaceSettings) -> ModelFields:
     """Returns fields of `ModelConfig`; three of four layers have a window."""
     base = 500_000.0
     fields = read_olmo2(settings, base)

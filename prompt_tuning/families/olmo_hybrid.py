@@ -1,13 +1,11 @@
 """OLMo Hybrid: the gated delta rule, and OLMo 3's attention in some layers."""
 
-from collections.abc import Collection
-from typing import Any
-
-from prompt_tuning.checkpoints.stored_tensors import Recipe, identity
+from prompt_tuning.checkpoints.stored_tensors import identity
 from prompt_tuning.checkpoints.tap_tensors import taps_first
 from prompt_tuning.core.layer_kinds import NORMS_BEFORE, layers_with
 from prompt_tuning.core.model_config import ModelConfig
-from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.family import Recipes, StoredNames
+from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 from prompt_tuning.families.llama_layout import PROJECTIONS, layout_recipes
 from prompt_tuning.families.olmo2 import OLMO2, read_olmo2
 from prompt_tuning.families.qwen3_5 import LINEAR, OTHERS, read_delta_layers
@@ -34,7 +32,7 @@ NORMS = {
 }
 
 
-def read_olmo_hybrid(settings: HuggingFaceSettings) -> dict[str, Any]:
+def read_olmo_hybrid(settings: HuggingFaceSettings) -> ModelFields:
     """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     settings.require("hidden_act", "silu", "the convolution has SiLU")
     fields = read_olmo2(settings)
@@ -65,9 +63,7 @@ def read_olmo_hybrid(settings: HuggingFaceSettings) -> dict[str, Any]:
     )
 
 
-def olmo_hybrid_recipes(
-    config: ModelConfig, names: Collection[str]
-) -> dict[str, Recipe]:
+def olmo_hybrid_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
     """Returns the recipes of all parameters; see `Family.recipes`."""
     # Of layers with attention transformers gives this norm the other name in files.
     after = "post_attention_layernorm"

@@ -1,15 +1,13 @@
 """OLMoE and FlexOlmo: experts, and norms of queries and keys over the whole width."""
 
-from typing import Any
-
 from prompt_tuning.families.expert_layout import BALANCING, expert_recipes, read_experts
-from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 from prompt_tuning.families.llama import LLAMA
 from prompt_tuning.families.llama_layout import read_layout
 from prompt_tuning.families.rotary_settings import read_rotary
 
 
-def read_olmoe(settings: HuggingFaceSettings) -> dict[str, Any]:
+def read_olmoe(settings: HuggingFaceSettings) -> ModelFields:
     """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     settings.require("clip_qkv", None, "clipped projections are not implemented")
     fields = read_layout(settings, epsilon=1e-5)
@@ -27,7 +25,7 @@ def read_olmoe(settings: HuggingFaceSettings) -> dict[str, Any]:
     )
 
 
-def read_flex_olmo(settings: HuggingFaceSettings) -> dict[str, Any]:
+def read_flex_olmo(settings: HuggingFaceSettings) -> ModelFields:
     """Returns fields of `ModelConfig`; norms are after sublayers, as in OLMo 2."""
     fields = read_olmoe(settings)
     return (

@@ -1,17 +1,16 @@
 """OPT: a GPT-2 with ReLU and separate projections; positions are counted from 2."""
 
-from collections.abc import Collection
-from typing import Any
-
 from prompt_tuning.checkpoints.stored_tensors import Recipe, RowsFrom
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families.family import (
     Family,
+    Recipes,
+    StoredNames,
     decoder_recipes,
     norm_names,
     projection_names,
 )
-from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 
 PREFIX = "model."
 FIRST_POSITION = 2
@@ -26,7 +25,7 @@ PROJECTIONS = {
 NORMS = {"self_attention_norm": "self_attn_layer_norm", "mlp_norm": "final_layer_norm"}
 
 
-def read_opt(settings: HuggingFaceSettings) -> dict[str, Any]:
+def read_opt(settings: HuggingFaceSettings) -> ModelFields:
     """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     reason = "that variant of OPT (350M, Galactica) is not implemented"
     settings.require("do_layer_norm_before", True, reason)
@@ -55,7 +54,7 @@ def read_opt(settings: HuggingFaceSettings) -> dict[str, Any]:
     }
 
 
-def opt_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Recipe]:
+def opt_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
     """Returns the recipes of all parameters; see `Family.recipes`."""
     prefix = "decoder." if "decoder.embed_tokens.weight" in names else "model.decoder."
     layer = projection_names(config, PROJECTIONS) | norm_names(config, NORMS)

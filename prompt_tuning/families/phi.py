@@ -1,10 +1,9 @@
 """Phi-1, 1.5 and 2: attention and feed-forward layer in parallel after one norm."""
 
 import functools
-from typing import Any
 
 from prompt_tuning.families.gptj import TIED_BIAS
-from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 from prompt_tuning.families.llama import LLAMA
 from prompt_tuning.families.llama_layout import PROJECTIONS, layout_recipes, read_layout
 from prompt_tuning.families.rotary_settings import read_rotary
@@ -20,7 +19,7 @@ QUERY_KEY_NORMS = {
 }
 
 
-def read_phi(settings: HuggingFaceSettings) -> dict[str, Any]:
+def read_phi(settings: HuggingFaceSettings) -> ModelFields:
     """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     settings.require("tie_word_embeddings", False, TIED_BIAS)
     fields = read_layout(settings)

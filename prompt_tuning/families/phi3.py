@@ -1,19 +1,15 @@
 """Phi-3, 3.5 and 4: a Llama with fused projections."""
 
-from collections.abc import Collection
-from typing import Any
-
-from prompt_tuning.checkpoints.stored_tensors import Recipe
 from prompt_tuning.core.model_config import ModelConfig
-from prompt_tuning.families.family import GATED, QKV, fused_parts
-from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.family import GATED, QKV, Recipes, StoredNames, fused_parts
+from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 from prompt_tuning.families.layer_settings import has_window, read_windows
 from prompt_tuning.families.llama import LLAMA
 from prompt_tuning.families.llama_layout import layout_recipes, read_rotated
 from prompt_tuning.families.rotary_settings import FULL, SLIDING
 
 
-def read_phi3(settings: HuggingFaceSettings) -> dict[str, Any]:
+def read_phi3(settings: HuggingFaceSettings) -> ModelFields:
     """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     fields = read_rotated(settings, epsilon=1e-5, partial=1.0)
     layers = fields["layers"]
@@ -21,7 +17,7 @@ def read_phi3(settings: HuggingFaceSettings) -> dict[str, Any]:
     return fields | read_windows(settings, layers, [kind] * layers)
 
 
-def phi3_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Recipe]:
+def phi3_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
     """Returns the recipes of all parameters; see `Family.recipes`."""
     heads, groups = config.heads, config.key_value_heads
     shares = (heads, groups, groups)

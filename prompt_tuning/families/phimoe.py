@@ -1,15 +1,14 @@
 """Phi 3.5 MoE: experts chosen by SparseMixer, layer norms, and a biased head."""
 
 import dataclasses
-from typing import Any
 
 from prompt_tuning.core.rotary_scaling import RotaryDivisors
-from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 from prompt_tuning.families.mixtral import MIXTRAL, read_mixtral
 from prompt_tuning.families.rotary_settings import read_short_magnitude
 
 
-def read_phimoe(settings: HuggingFaceSettings) -> dict[str, Any]:
+def read_phimoe(settings: HuggingFaceSettings) -> ModelFields:
     """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     settings.require("num_experts_per_tok", 2, "SparseMixer chooses two")
     biased = settings.flag("attention_bias", False)

@@ -1,11 +1,8 @@
 """Mamba (Gu and Dao 2023) and Falcon Mamba: only selective scans as layers."""
 
-from collections.abc import Collection
-from typing import Any
-
-from prompt_tuning.checkpoints.stored_tensors import Recipe
 from prompt_tuning.core.model_config import ModelConfig
-from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.family import Recipes, StoredNames
+from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 from prompt_tuning.families.mamba_layout import mamba_tensors, read_mamba
 from prompt_tuning.families.pure_mamba2 import (
     MAMBA2,
@@ -19,7 +16,7 @@ NAMES = {
 }
 
 
-def read_pure_mamba(settings: HuggingFaceSettings) -> dict[str, Any]:
+def read_pure_mamba(settings: HuggingFaceSettings) -> ModelFields:
     """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     fields = read_without_attention(settings, tied=True)
     layers, width = range(fields["layers"]), fields["width"]
@@ -29,7 +26,7 @@ def read_pure_mamba(settings: HuggingFaceSettings) -> dict[str, Any]:
     return fields | mixer | {"recurrent_norm": False}
 
 
-def read_falcon_mamba(settings: HuggingFaceSettings) -> dict[str, Any]:
+def read_falcon_mamba(settings: HuggingFaceSettings) -> ModelFields:
     """Returns fields of `ModelConfig`; see `read_pure_mamba`."""
     return read_pure_mamba(settings) | {
         **{"recurrent_norm": True, "recurrent_norm_scaled": False},
@@ -37,9 +34,7 @@ def read_falcon_mamba(settings: HuggingFaceSettings) -> dict[str, Any]:
     }
 
 
-def pure_mamba_recipes(
-    config: ModelConfig, names: Collection[str]
-) -> dict[str, Recipe]:
+def pure_mamba_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
     """Returns the recipes of all parameters; see `Family.recipes`."""
     return recipes_without_attention(config, names, mamba_tensors(config, "mixer"))
 

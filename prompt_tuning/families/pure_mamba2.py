@@ -1,17 +1,16 @@
 """Mamba-2 (Dao and Gu 2024): only state-space mixers as layers."""
 
-from collections.abc import Collection
-from typing import Any
-
-from prompt_tuning.checkpoints.stored_tensors import Recipe, identity
+from prompt_tuning.checkpoints.stored_tensors import identity
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families.family import (
     Family,
     LayerNames,
+    Recipes,
+    StoredNames,
     decoder_recipes,
     projection_names,
 )
-from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 from prompt_tuning.families.mamba2_layout import (
     mamba2_parts,
     mamba2_tensors,
@@ -24,7 +23,7 @@ NAMES = SIZES | {"heads": "num_heads", "states": "state_size"}
 DEFAULTS = {"heads": 128, "groups": 8, "states": 128, "taps": 4}
 
 
-def read_pure_mamba2(settings: HuggingFaceSettings) -> dict[str, Any]:
+def read_pure_mamba2(settings: HuggingFaceSettings) -> ModelFields:
     """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     settings.require("hidden_act", "silu", "the convolution has SiLU")
     settings.require("use_bias", False, "biases are not implemented")
@@ -46,9 +45,7 @@ def read_pure_mamba2(settings: HuggingFaceSettings) -> dict[str, Any]:
     )
 
 
-def read_without_attention(
-    settings: HuggingFaceSettings, *, tied: bool
-) -> dict[str, Any]:
+def read_without_attention(settings: HuggingFaceSettings, *, tied: bool) -> ModelFields:
     """Returns fields of models with a recurrent mixer and nothing else in each layer.
 
     `tied` is the default of the head's setting.
@@ -70,9 +67,7 @@ def read_without_attention(
     }
 
 
-def pure_mamba2_recipes(
-    config: ModelConfig, names: Collection[str]
-) -> dict[str, Recipe]:
+def pure_mamba2_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
     """Returns the recipes of all parameters; see `Family.recipes`."""
     output = {"mamba2/output": "mixer.out_proj"}
     projections = projection_names(config, output, mamba2_parts(config, "mixer"))
@@ -81,8 +76,8 @@ def pure_mamba2_recipes(
 
 
 def recipes_without_attention(
-    config: ModelConfig, names: Collection[str], mixer: LayerNames
-) -> dict[str, Recipe]:
+    config: ModelConfig, names: StoredNames, mixer: LayerNames
+) -> Recipes:
     """Returns the recipes of all parameters, from the names of a layer's mixer."""
     prefix = "" if TABLE in names else STORED
     norm = {"self_attention_norm/scale": ("norm.weight", identity)}

@@ -3,20 +3,20 @@
 from typing import Any
 
 from prompt_tuning.core.model_config import ModelConfig
-from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 from prompt_tuning.families.layer_settings import read_windows
 from prompt_tuning.families.llama import LLAMA, llama_settings
 from prompt_tuning.families.llama_layout import read_rotated
 from prompt_tuning.families.rotary_settings import FULL, SLIDING
 
 
-def read_qwen2(settings: HuggingFaceSettings) -> dict[str, Any]:
+def read_qwen2(settings: HuggingFaceSettings) -> ModelFields:
     """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     fields = read_rotated(settings)
     return fields | read_qwen_windows(settings, fields["layers"]) | {"biases": "qkv"}
 
 
-def read_qwen_windows(settings: HuggingFaceSettings, layers: int) -> dict[str, Any]:
+def read_qwen_windows(settings: HuggingFaceSettings, layers: int) -> ModelFields:
     """Reads the windows, which upper layers have if `use_sliding_window` is set."""
     first = settings.integer("max_window_layers", 28)
     if not settings.flag("use_sliding_window", False):

@@ -1,13 +1,11 @@
 """Qwen 1.5 and 2 with experts; one expert processes every token."""
 
-from collections.abc import Collection
-from typing import Any
-
-from prompt_tuning.checkpoints.stored_tensors import Recipe, layered, transpose
+from prompt_tuning.checkpoints.stored_tensors import layered, transpose
 from prompt_tuning.core.layer_kinds import layers_with
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families import expert_layout
-from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.family import Recipes, StoredNames
+from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 from prompt_tuning.families.layer_settings import read_windows
 from prompt_tuning.families.llama import LLAMA
 from prompt_tuning.families.llama_layout import read_rotated
@@ -18,7 +16,7 @@ SHARED = {
 } | {"shared_gate": "shared_expert_gate"}
 
 
-def read_qwen2_moe(settings: HuggingFaceSettings) -> dict[str, Any]:
+def read_qwen2_moe(settings: HuggingFaceSettings) -> ModelFields:
     """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     fields = read_rotated(settings)
     layers, last = fields["layers"], 0
@@ -39,14 +37,14 @@ def read_qwen2_moe(settings: HuggingFaceSettings) -> dict[str, Any]:
     )
 
 
-def qwen2_moe_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Recipe]:
+def qwen2_moe_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
     """Returns the recipes of all parameters; see `Family.recipes`."""
     return expert_layout.expert_recipes(config, names) | shared_experts(
         config, expert_layout.prefix_of(names)
     )
 
 
-def shared_experts(config: ModelConfig, prefix: str) -> dict[str, Recipe]:
+def shared_experts(config: ModelConfig, prefix: str) -> Recipes:
     """Returns the recipes of experts that process every token, and of their scores."""
     layers = layers_with(config, "mlp")
     return {

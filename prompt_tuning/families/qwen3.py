@@ -1,14 +1,12 @@
 """Qwen 3: a Llama with norms of queries and keys and a separate head width."""
 
-from typing import Any
-
-from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 from prompt_tuning.families.llama import LLAMA
 from prompt_tuning.families.llama_layout import read_biases, read_rotated
 from prompt_tuning.families.qwen2 import read_qwen_windows
 
 
-def read_qwen3(settings: HuggingFaceSettings) -> dict[str, Any]:
+def read_qwen3(settings: HuggingFaceSettings) -> ModelFields:
     """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     fields = read_rotated(settings, head_width=128)
     return (

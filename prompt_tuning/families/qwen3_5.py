@@ -1,14 +1,19 @@
 """Qwen 3.5, text models: layers with the gated delta rule, and with gated attention."""
 
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Mapping
 
-from prompt_tuning.checkpoints.stored_tensors import FusedPart, Recipe, identity
+from prompt_tuning.checkpoints.stored_tensors import FusedPart, identity
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families import llama_layout
 from prompt_tuning.families.expert_layout import ATTENTION, feed_forward_modules
-from prompt_tuning.families.family import Family, LayerNames, fused_parts
-from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.family import (
+    Family,
+    LayerNames,
+    Recipes,
+    StoredNames,
+    fused_parts,
+)
+from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 from prompt_tuning.families.memory_layout import memory_shares, tap_names
 from prompt_tuning.families.rotary_settings import FULL
 
@@ -29,7 +34,7 @@ OTHERS = {
 
 def read_qwen3_5(
     settings: HuggingFaceSettings, feed_forward: str = "intermediate_size"
-) -> dict[str, Any]:
+) -> ModelFields:
     """Returns fields of `ModelConfig`; see `Family.read_fields`.
 
     `feed_forward` names the setting for the width of feed-forward layers.
@@ -46,7 +51,7 @@ def read_qwen3_5(
     )
 
 
-def read_delta_layers(settings: HuggingFaceSettings, layers: int) -> dict[str, Any]:
+def read_delta_layers(settings: HuggingFaceSettings, layers: int) -> ModelFields:
     """Reads which layers have the gated delta rule, and its sizes.
 
     Raises:
@@ -73,12 +78,12 @@ def read_delta_layers(settings: HuggingFaceSettings, layers: int) -> dict[str, A
 
 def qwen3_5_recipes(
     config: ModelConfig,
-    names: Collection[str],
+    names: StoredNames,
     *,
     prefix: str | None = None,
     head: str = "lm_head.weight",
     fused: Mapping[str, tuple[str, FusedPart]] | None = None,
-) -> dict[str, Recipe]:
+) -> Recipes:
     """Returns the recipes of all parameters except for experts.
 
     For `prefix` and `head` see `layout_recipes`. `fused` has module and part of the

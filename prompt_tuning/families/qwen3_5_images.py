@@ -4,11 +4,10 @@ Texts have the usual positions; see `qwen3_vl`.
 """
 
 import functools
-from collections.abc import Collection
 
-from prompt_tuning.checkpoints.stored_tensors import Recipe
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families import text_part
+from prompt_tuning.families.family import Recipes, StoredNames
 from prompt_tuning.families.qwen3_5 import QWEN3_5_TEXT, qwen3_5_recipes, read_qwen3_5
 from prompt_tuning.families.qwen3_5_moe import (
     QWEN3_5_MOE_TEXT,
@@ -20,9 +19,7 @@ READERS = {QWEN3_5_TEXT.model_type: read_qwen3_5}
 MOE_READERS = {QWEN3_5_MOE_TEXT.model_type: read_qwen3_5_moe}
 
 
-def qwen3_5_images_recipes(
-    config: ModelConfig, names: Collection[str]
-) -> dict[str, Recipe]:
+def qwen3_5_images_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
     """Returns the recipes of all parameters; see `Family.recipes`."""
     prefix, head = text_part.part_names(names)
     recipes = qwen3_5_moe_recipes if config.experts else qwen3_5_recipes

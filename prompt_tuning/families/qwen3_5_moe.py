@@ -1,12 +1,9 @@
 """Qwen 3.5 with experts, text models; one expert processes every token."""
 
-from collections.abc import Collection
-from typing import Any
-
-from prompt_tuning.checkpoints.stored_tensors import Recipe
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families import expert_layout
-from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.family import Recipes, StoredNames
+from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 from prompt_tuning.families.qwen2_moe import shared_experts
 from prompt_tuning.families.qwen3_5 import QWEN3_5_TEXT, qwen3_5_recipes, read_qwen3_5
 
@@ -14,7 +11,7 @@ ROUTER = "mlp.gate.weight"
 INWARD, OUTWARD = "mlp.experts.gate_up_proj", "mlp.experts.down_proj"
 
 
-def read_qwen3_5_moe(settings: HuggingFaceSettings) -> dict[str, Any]:
+def read_qwen3_5_moe(settings: HuggingFaceSettings) -> ModelFields:
     """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     fields = read_qwen3_5(
         settings, "moe_intermediate_size"
@@ -25,11 +22,11 @@ def read_qwen3_5_moe(settings: HuggingFaceSettings) -> dict[str, Any]:
 
 def qwen3_5_moe_recipes(
     config: ModelConfig,
-    names: Collection[str],
+    names: StoredNames,
     *,
     prefix: str | None = None,
     head: str = "lm_head.weight",
-) -> dict[str, Recipe]:
+) -> Recipes:
     """Returns the recipes of all parameters; takes the arguments of `qwen3_5_recipes`.
 
     Published folders store experts together, folders from transformers separately.

@@ -1,16 +1,14 @@
 """Qwen 3 with experts."""
 
-from typing import Any
-
 from prompt_tuning.families import expert_layout
-from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 from prompt_tuning.families.layer_settings import read_windows
 from prompt_tuning.families.llama import LLAMA
 from prompt_tuning.families.llama_layout import read_rotated
 from prompt_tuning.families.rotary_settings import FULL, SLIDING
 
 
-def read_qwen3_moe(settings: HuggingFaceSettings) -> dict[str, Any]:
+def read_qwen3_moe(settings: HuggingFaceSettings) -> ModelFields:
     """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     fields = read_rotated(settings)
     windows = settings.flag("use_sliding_window", False)

@@ -1,19 +1,15 @@
 """Qwen3-Next: gated delta rule, gated attention and experts."""
 
-from collections.abc import Collection
-from typing import Any
-
-from prompt_tuning.checkpoints.stored_tensors import Recipe
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families import expert_layout
-from prompt_tuning.families.family import QKV, fused_parts
-from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.family import QKV, Recipes, StoredNames, fused_parts
+from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 from prompt_tuning.families.qwen2_moe import shared_experts
 from prompt_tuning.families.qwen3_5 import qwen3_5_recipes
 from prompt_tuning.families.qwen3_5_moe import QWEN3_5_MOE_TEXT, read_qwen3_5_moe
 
 
-def read_qwen3_next(settings: HuggingFaceSettings) -> dict[str, Any]:
+def read_qwen3_next(settings: HuggingFaceSettings) -> ModelFields:
     """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     normalized = settings.flag("norm_topk_prob", True)
     return (
@@ -23,9 +19,7 @@ def read_qwen3_next(settings: HuggingFaceSettings) -> dict[str, Any]:
     )
 
 
-def qwen3_next_recipes(
-    config: ModelConfig, names: Collection[str]
-) -> dict[str, Recipe]:
+def qwen3_next_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
     """Returns the recipes of all parameters; see `Family.recipes`."""
     groups = config.recurrent_key_heads
     values = config.recurrent_heads // max(groups, 1)

@@ -4,21 +4,19 @@ Each part of a head has another kind of position (time, height, width). In texts
 three are the same, so positions are the usual ones.
 """
 
-from typing import Any
-
 from prompt_tuning.families import text_part
-from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 from prompt_tuning.families.llama_layout import read_biases, read_rotated
 from prompt_tuning.families.qwen3 import QWEN3
 
 
-def read_qwen3_vl_text(settings: HuggingFaceSettings) -> dict[str, Any]:
+def read_qwen3_vl_text(settings: HuggingFaceSettings) -> ModelFields:
     """Returns fields of `ModelConfig` for the text model; see `Family.read_fields`."""
     fields = read_rotated(settings, head_width=128, base=500_000.0)
     return fields | {"query_key_norm": "head", "biases": read_biases(settings)}
 
 
-def read_qwen3_vl(settings: HuggingFaceSettings) -> dict[str, Any]:
+def read_qwen3_vl(settings: HuggingFaceSettings) -> ModelFields:
     """Returns fields of `ModelConfig` for the text model; see `Family.read_fields`."""
     readers = {"qwen3_vl_text": read_qwen3_vl_text}
     return text_part.read_text_part(settings, readers, tied=False)

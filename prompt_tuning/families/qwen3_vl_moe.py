@@ -1,19 +1,17 @@
 """Qwen 3 VL with experts: reads the text model; see `qwen3_vl` on its positions."""
 
 import functools
-from collections.abc import Collection
-from typing import Any
 
-from prompt_tuning.checkpoints.stored_tensors import Recipe
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families import expert_layout
-from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.family import Recipes, StoredNames
+from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 from prompt_tuning.families.llama_layout import layout_recipes, read_rotated
 from prompt_tuning.families.qwen3_vl import QWEN3_VL
 from prompt_tuning.families.text_part import part_names, read_text_part
 
 
-def read_qwen3_vl_moe_text(settings: HuggingFaceSettings) -> dict[str, Any]:
+def read_qwen3_vl_moe_text(settings: HuggingFaceSettings) -> ModelFields:
     """Returns fields of `ModelConfig` for the text model; see `Family.read_fields`."""
     fields = read_rotated(settings, base=500_000.0)
     count = "num_experts" if "num_experts" in settings else "num_local_experts"
@@ -30,9 +28,7 @@ def read_qwen3_vl_moe_text(settings: HuggingFaceSettings) -> dict[str, Any]:
     )
 
 
-def qwen3_vl_moe_recipes(
-    config: ModelConfig, names: Collection[str]
-) -> dict[str, Recipe]:
+def qwen3_vl_moe_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
     """Returns the recipes of all parameters; see `Family.recipes`."""
     prefix, head = part_names(names)
     modules = expert_layout.ATTENTION | expert_layout.feed_forward_modules(config)

@@ -1,16 +1,13 @@
 """RoBERTa and XLM-R: a BERT with positions counted from the padding id on."""
 
 import dataclasses
-from collections.abc import Collection
-from typing import Any
 
-from prompt_tuning.checkpoints.stored_tensors import Recipe
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families.bert import TABLE
 from prompt_tuning.families.bert_layout import INERT, bert_recipes, read_bert
 from prompt_tuning.families.class_labels import ClassLayers
-from prompt_tuning.families.family import Family
-from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.family import Family, Recipes, StoredNames
+from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 
 PREFIX = "roberta."
 HEAD = {
@@ -21,7 +18,7 @@ HEAD = {
 }
 
 
-def read_roberta(settings: HuggingFaceSettings) -> dict[str, Any]:
+def read_roberta(settings: HuggingFaceSettings) -> ModelFields:
     """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     pad = settings.integer("pad_token_id", 1, minimum=0)
     # The transform of tokens has GELU whatever the layers have.
@@ -29,7 +26,7 @@ def read_roberta(settings: HuggingFaceSettings) -> dict[str, Any]:
     return fields | {"pad_id": pad, "transform_activation": "gelu"}
 
 
-def roberta_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Recipe]:
+def roberta_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
     """Returns the recipes of all parameters; see `Family.recipes`."""
     first = config.pad_id + 1
     return bert_recipes(config, names, prefix=PREFIX, head=HEAD, first_position=first)

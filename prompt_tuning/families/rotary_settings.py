@@ -9,7 +9,7 @@ from prompt_tuning.core.rotary_scaling import (
     RotaryDivisors,
     RotaryScaling,
 )
-from prompt_tuning.families.hf_settings import LARGEST, HuggingFaceSettings
+from prompt_tuning.families.hf_settings import LARGEST, HuggingFaceSettings, ModelFields
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 LONGROPE = ("longrope", "su")
@@ -23,7 +23,7 @@ def read_rotary(
     base: float = 10_000.0,
     partial: float | None = None,
     partial_name: str = "partial_rotary_factor",
-) -> dict[str, Any]:
+) -> ModelFields:
     """Reads `rope_parameters` (transformers 5), or `rope_scaling` and its companions.
 
     Args:
@@ -86,7 +86,7 @@ def read_rotary_dim(settings: HuggingFaceSettings, head_width: int, usual: int) 
     return rotated
 
 
-def read_window_rotary(settings: HuggingFaceSettings, base: float) -> dict[str, Any]:
+def read_window_rotary(settings: HuggingFaceSettings, base: float) -> ModelFields:
     """Reads the base of the rotary frequencies in layers with a window.
 
     Raises:
@@ -104,7 +104,7 @@ def read_window_rotary(settings: HuggingFaceSettings, base: float) -> dict[str, 
 
 def read_proportional(
     settings: HuggingFaceSettings, head_width: int, *, base: float, partial: float
-) -> dict[str, Any]:
+) -> ModelFields:
     """Reads frequencies of whole heads in which only the highest turn (Gemma 4).
 
     `base` and `partial` (the fraction that turns) are defaults.
@@ -125,7 +125,7 @@ def read_proportional(
     return fields | {"rotary_scaling": RotaryDivisors(divisors=tuple(divisors))}
 
 
-def read_query_scaling(settings: HuggingFaceSettings) -> dict[str, Any]:
+def read_query_scaling(settings: HuggingFaceSettings) -> ModelFields:
     """Reads the factor of queries by position, next to the rotary settings."""
     block = _rotary_block(settings)
     slope = block.number("llama_4_scaling_beta", minimum=0)

@@ -1,8 +1,6 @@
 """Seed-OSS: a Llama with separate choices of biases for attention's projections."""
 
-from typing import Any
-
-from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 from prompt_tuning.families.llama import LLAMA
 from prompt_tuning.families.llama_layout import read_rotated
 
@@ -17,7 +15,7 @@ BIASES = {
 """Our name of the biases of queries, keys and values, of the output, and of the MLP."""
 
 
-def read_seed_oss(settings: HuggingFaceSettings) -> dict[str, Any]:
+def read_seed_oss(settings: HuggingFaceSettings) -> ModelFields:
     """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     inward = settings.flag("attention_bias", True)
     outward = settings.flag("attention_out_bias", False)

@@ -1,15 +1,13 @@
 """SmolLM3: a Llama without rotary embedding in every fourth layer."""
 
-from typing import Any
-
-from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 from prompt_tuning.families.layer_settings import read_unrotated, read_windows
 from prompt_tuning.families.llama import LLAMA
 from prompt_tuning.families.llama_layout import read_biases, read_rotated
 from prompt_tuning.families.rotary_settings import FULL, SLIDING
 
 
-def read_smollm3(settings: HuggingFaceSettings) -> dict[str, Any]:
+def read_smollm3(settings: HuggingFaceSettings) -> ModelFields:
     """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     fields = read_rotated(settings, tied=True, base=2_000_000.0)
     layers = fields["layers"]

@@ -1,14 +1,12 @@
 """StableLM: a Llama with layer norms and partial rotary positions."""
 
-from typing import Any
-
-from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 from prompt_tuning.families.llama import LLAMA
 from prompt_tuning.families.llama_layout import read_layout
 from prompt_tuning.families.rotary_settings import read_rotary
 
 
-def read_stablelm(settings: HuggingFaceSettings) -> dict[str, Any]:
+def read_stablelm(settings: HuggingFaceSettings) -> ModelFields:
     """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     reason = "a norm for each head, stored apart (StableLM 2 12B), is not implemented"
     settings.require("qk_layernorm", False, reason)

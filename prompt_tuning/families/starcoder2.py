@@ -1,9 +1,8 @@
 """StarCoder 2: biases, layer norms, a window, and a feed-forward layer without gate."""
 
 import functools
-from typing import Any
 
-from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 from prompt_tuning.families.layer_settings import has_window, read_windows
 from prompt_tuning.families.llama import LLAMA
 from prompt_tuning.families.llama_layout import PROJECTIONS, layout_recipes, read_layout
@@ -12,7 +11,7 @@ from prompt_tuning.families.rotary_settings import FULL, SLIDING, read_rotary
 MODULES = PROJECTIONS | {"mlp/up": "mlp.c_fc", "mlp/down": "mlp.c_proj"}
 
 
-def read_starcoder2(settings: HuggingFaceSettings) -> dict[str, Any]:
+def read_starcoder2(settings: HuggingFaceSettings) -> ModelFields:
     """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     fields = read_layout(settings, tied=True)
     width = settings.head_width(fields["width"], fields["heads"])

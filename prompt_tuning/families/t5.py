@@ -1,6 +1,5 @@
 """T5 1.0 and 1.1 in Hugging Face format; `t5x` has the names in T5X checkpoints."""
 
-from collections.abc import Collection
 from typing import Any
 
 from prompt_tuning.checkpoints.stored_tensors import Recipe, layered, transpose
@@ -8,6 +7,8 @@ from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families.class_labels import ClassLayers
 from prompt_tuning.families.family import (
     Family,
+    Recipes,
+    StoredNames,
     final_norm_recipes,
     head_recipe,
     layer_recipes,
@@ -15,7 +16,11 @@ from prompt_tuning.families.family import (
     projection_names,
     token_settings,
 )
-from prompt_tuning.families.hf_settings import HuggingFaceSettings, activation_setting
+from prompt_tuning.families.hf_settings import (
+    HuggingFaceSettings,
+    ModelFields,
+    activation_setting,
+)
 
 PREFIX = "transformer."
 TABLES = tuple(
@@ -26,9 +31,7 @@ TABLES = tuple(
 GATED_GELU = "gated-gelu"
 
 
-def read_t5(
-    settings: HuggingFaceSettings, feed_forward: str = "relu"
-) -> dict[str, Any]:
+def read_t5(settings: HuggingFaceSettings, feed_forward: str = "relu") -> ModelFields:
     """Returns fields of `ModelConfig`; see `Family.read_fields`.
 
     `feed_forward` is the default kind of feed-forward layer.
@@ -68,7 +71,7 @@ def read_t5(
     }
 
 
-def t5_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Recipe]:
+def t5_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
     """Returns the recipes of all parameters; see `Family.recipes`."""
     # Some checkpoints store the shared table only by the name in one of the stacks.
     usual = f"{PREFIX}shared.weight" if config.labels else TABLES[0]
@@ -89,7 +92,7 @@ def t5_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Recipe]
 
 def _stack_recipes(
     stack: str, layers: int, config: ModelConfig, prefix: str
-) -> dict[str, Recipe]:
+) -> Recipes:
     # Sublayers of a block are numbered; only the decoder has cross attention.
     attention = {"self_attention": ("layer.0", "SelfAttention")}
     if stack == "decoder":

@@ -1,17 +1,15 @@
 """mT5, and UMT5 with a relative position bias in every block."""
 
-from typing import Any
-
-from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 from prompt_tuning.families.t5 import GATED_GELU, T5, read_t5
 
 
-def read_mt5(settings: HuggingFaceSettings) -> dict[str, Any]:
+def read_mt5(settings: HuggingFaceSettings) -> ModelFields:
     """Returns fields of `ModelConfig`; a tied head does not scale hidden states."""
     return read_t5(settings, GATED_GELU) | {"scale_tied_hidden": False}
 
 
-def read_umt5(settings: HuggingFaceSettings) -> dict[str, Any]:
+def read_umt5(settings: HuggingFaceSettings) -> ModelFields:
     """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     return read_t5(settings, GATED_GELU) | {"relative_bias_in_each_block": True}
 

@@ -4,14 +4,13 @@ Encoder windows include `sliding_window` positions on each side, as in transform
 Inputs and targets are scaled, prompt vectors included.
 """
 
-from collections.abc import Collection
-from typing import Any
-
 from prompt_tuning.checkpoints.stored_tensors import Recipe
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families.family import (
     Family,
+    Recipes,
+    StoredNames,
     final_norm_recipes,
     head_recipe,
     layer_recipes,
@@ -19,7 +18,7 @@ from prompt_tuning.families.family import (
     projection_names,
 )
 from prompt_tuning.families.gemma2 import SIZES, read_gemma2
-from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 from prompt_tuning.families.llama_layout import PROJECTIONS
 
 PREFIX = "model."
@@ -35,7 +34,7 @@ CROSS = {
 }
 
 
-def read_t5gemma(settings: HuggingFaceSettings) -> dict[str, Any]:
+def read_t5gemma(settings: HuggingFaceSettings) -> ModelFields:
     """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     reason = "an encoder alone generates no text"
     settings.require("is_encoder_decoder", True, reason)
@@ -67,7 +66,7 @@ def read_t5gemma(settings: HuggingFaceSettings) -> dict[str, Any]:
     }
 
 
-def t5gemma_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Recipe]:
+def t5gemma_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
     """Returns the recipes of all parameters; see `Family.recipes`."""
     prefix = "" if TABLES[1] in names else PREFIX
     return {
@@ -81,7 +80,7 @@ def t5gemma_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Re
 
 def _stack_recipes(
     stack: str, layers: int, config: ModelConfig, prefix: str
-) -> dict[str, Recipe]:
+) -> Recipes:
     sublayers = {"self_attention": "self_attn", "mlp": "feedforward"}
     modules = PROJECTIONS
     if stack == DECODER:

@@ -13,9 +13,10 @@ from prompt_tuning.checkpoints.stored_tensors import Recipe, layered, transpose
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.t5_config import t5_config
+from prompt_tuning.families.family import Recipes
 
 
-def t5x_recipes(config: ModelConfig) -> dict[str, Recipe]:
+def t5x_recipes(config: ModelConfig) -> Recipes:
     """Returns how each parameter of a T5 is made from the arrays in a T5X checkpoint.
 
     Raises:
@@ -79,7 +80,7 @@ def t5x_arrays(
             yield name, np.ascontiguousarray(recipe.transform(np.asarray(layer)))
 
 
-def _stack_recipes(stack: str, layers: int, gated: bool) -> dict[str, Recipe]:
+def _stack_recipes(stack: str, layers: int, gated: bool) -> Recipes:
     names = {
         "mlp_norm/scale": "pre_mlp_layer_norm/scale",
         "mlp/up/kernel": "mlp/wi_1/kernel" if gated else "mlp/wi/kernel",

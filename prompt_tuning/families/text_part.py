@@ -1,12 +1,12 @@
 """The text part of models that also read images; texts do not pass the other parts."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from prompt_tuning.checkpoints.stored_tensors import Recipe
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families.default_positions import with_positions
-from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.family import Recipes, StoredNames
+from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 from prompt_tuning.families.llama_layout import layout_recipes
 
 TEXT = "text_config"
@@ -25,11 +25,11 @@ IMAGE_SETTINGS = frozenset(
 
 def read_text_part(
     settings: HuggingFaceSettings,
-    readers: Mapping[str, Callable[[HuggingFaceSettings], dict[str, Any]]],
+    readers: Mapping[str, Callable[[HuggingFaceSettings], ModelFields]],
     *,
     tied: bool,
     defaults: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
+) -> ModelFields:
     """Returns fields of `ModelConfig` for the text model; see `Family.read_fields`.
 
     Args:
@@ -48,13 +48,13 @@ def read_text_part(
     }
 
 
-def text_part_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Recipe]:
+def text_part_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
     """Returns the recipes of all parameters; see `Family.recipes`."""
     prefix, head = part_names(names)
     return layout_recipes(config, names, prefix=prefix, head=head)
 
 
-def part_names(names: Collection[str]) -> tuple[str, str]:
+def part_names(names: StoredNames) -> tuple[str, str]:
     """Returns the prefix of the text model, and the name of an untied head."""
     return (
         STORED if TABLES[0] in names else LOADED,
