@@ -4,8 +4,7 @@ from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 from prompt_tuning.families.llama import LLAMA, read_llama
 
 
-def read_arcee(settings: HuggingFaceSettings) -> ModelFields:
-    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
+def _read_arcee(settings: HuggingFaceSettings) -> ModelFields:
     return read_llama(settings) | {
         "activation": settings.activation(settings.text("hidden_act", "relu2")),
         "norm_epsilon": settings.positive("rms_norm_eps", 1e-5),
@@ -13,4 +12,4 @@ def read_arcee(settings: HuggingFaceSettings) -> ModelFields:
     }
 
 
-ARCEE = LLAMA.like("arcee", "Arcee AFM 4.5B", read_arcee)
+ARCEE = LLAMA.like("arcee", "Arcee AFM 4.5B", _read_arcee)

@@ -11,8 +11,7 @@ DEFAULTS = {"heads": 128, "groups": 1, "states": 256, "taps": 4}
 NORMS = {"self_attention_norm": "input_layernorm", "mlp_norm": "pre_ff_layernorm"}
 
 
-def read_bamba(settings: HuggingFaceSettings) -> ModelFields:
-    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
+def _read_bamba(settings: HuggingFaceSettings) -> ModelFields:
     fields = llama_layout.read_rotated(settings, epsilon=1e-5, partial=0.5)
     attention = settings.sequence("attn_layer_indices", [])
     linear = [i for i in range(fields["layers"]) if i not in attention]
@@ -29,8 +28,7 @@ def read_bamba(settings: HuggingFaceSettings) -> ModelFields:
     )
 
 
-def bamba_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
-    """Returns the recipes of all parameters; see `Family.recipes`."""
+def _bamba_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
     feed_forward = {
         f"mlp/{x}": f"feed_forward.{x}_proj" for x in ("gate", "up", "down")
     }
@@ -49,7 +47,7 @@ def bamba_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
 BAMBA = LLAMA.like(
     "bamba",
     "Bamba",
-    read_bamba,
-    recipes=bamba_recipes,
+    _read_bamba,
+    recipes=_bamba_recipes,
     more_inert={"mamba_chunk_size", "num_logits_to_keep", "z_loss_coefficient"},
 )

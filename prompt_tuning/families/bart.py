@@ -39,8 +39,7 @@ SIZES = {
 }
 
 
-def read_bart(settings: HuggingFaceSettings) -> ModelFields:
-    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
+def _read_bart(settings: HuggingFaceSettings) -> ModelFields:
     settings.require("normalize_before", False, "that variant is not implemented")
     return read_stacks(settings) | {
         "norm_placement": "after_sum",
@@ -91,8 +90,7 @@ def read_stacks(
     }
 
 
-def bart_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
-    """Returns the recipes of all parameters; see `Family.recipes`."""
+def _bart_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
     table = next((name for name in TABLES if name in names), TABLES[0])
     prefix = PREFIX if table.startswith(PREFIX) else ""
     head = {"head/bias": Recipe((LOGIT_BIAS,), transform=flattened)}
@@ -142,8 +140,8 @@ def _stack_recipes(
 BART = Family(
     model_type="bart",
     title="BART",
-    read_fields=read_bart,
-    recipes=bart_recipes,
+    read_fields=_read_bart,
+    recipes=_bart_recipes,
     embedding_tables=TABLES,
     class_layers=ClassLayers(
         "classification_head.out_proj", "classification_head.dense"

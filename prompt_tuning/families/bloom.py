@@ -23,8 +23,7 @@ PROJECTIONS = {
 }
 
 
-def read_bloom(settings: HuggingFaceSettings) -> ModelFields:
-    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
+def _read_bloom(settings: HuggingFaceSettings) -> ModelFields:
     reason = "residual connections after the norm are not implemented"
     settings.require("apply_residual_connection_post_layernorm", False, reason)
     width = settings.size("n_embed" if "n_embed" in settings else "hidden_size")
@@ -53,8 +52,7 @@ def read_bloom(settings: HuggingFaceSettings) -> ModelFields:
     }
 
 
-def bloom_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
-    """Returns the recipes of all parameters; see `Family.recipes`."""
+def _bloom_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
     prefix = "" if "word_embeddings.weight" in names else PREFIX
     layer = projection_names(config, PROJECTIONS, fused_in_groups(config, QKV))
     layer |= norm_names(config, NORMS)
@@ -71,8 +69,8 @@ def bloom_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
 BLOOM = Family(
     model_type="bloom",
     title="BLOOM, BLOOMZ",
-    read_fields=read_bloom,
-    recipes=bloom_recipes,
+    read_fields=_read_bloom,
+    recipes=_bloom_recipes,
     embedding_tables=("transformer.word_embeddings.weight", "word_embeddings.weight"),
     base_prefix=PREFIX,
     class_layers=ClassLayers(token_rows="classifier"),

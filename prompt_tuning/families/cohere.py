@@ -12,8 +12,7 @@ from prompt_tuning.families.llama_layout import layout_recipes, read_layout
 from prompt_tuning.families.rotary_settings import read_rotary
 
 
-def read_cohere(settings: HuggingFaceSettings) -> ModelFields:
-    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
+def _read_cohere(settings: HuggingFaceSettings) -> ModelFields:
     fields = _read_cohere_layout(settings)
     normed = settings.flag("use_qk_norm", False)
     return (
@@ -23,7 +22,7 @@ def read_cohere(settings: HuggingFaceSettings) -> ModelFields:
     )
 
 
-def read_cohere2(settings: HuggingFaceSettings) -> ModelFields:
+def _read_cohere2(settings: HuggingFaceSettings) -> ModelFields:
     """Returns fields of `ModelConfig`; only layers with a window are rotated."""
     fields = _read_cohere_layout(settings)
     layers = fields["layers"]
@@ -49,8 +48,7 @@ def _read_cohere_layout(settings: HuggingFaceSettings) -> ModelFields:
     }
 
 
-def cohere_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
-    """Returns the recipes of all parameters; see `Family.recipes`."""
+def _cohere_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
     recipes = layout_recipes(config, names)
     # Norms of heads are stored [H, K].
     return {
@@ -61,5 +59,5 @@ def cohere_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
     }
 
 
-COHERE = LLAMA.like("cohere", "Command R and R+", read_cohere, recipes=cohere_recipes)
-COHERE2 = COHERE.like("cohere2", "Command R7B and A", read_cohere2)
+COHERE = LLAMA.like("cohere", "Command R and R+", _read_cohere, recipes=_cohere_recipes)
+COHERE2 = COHERE.like("cohere2", "Command R7B and A", _read_cohere2)

@@ -15,8 +15,7 @@ PROJECTIONS = {
 }
 
 
-def read_deberta(settings: HuggingFaceSettings) -> ModelFields:
-    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
+def _read_deberta(settings: HuggingFaceSettings) -> ModelFields:
     reason = "models of before version 2, and its variants, are not implemented"
     for name, default, needed in (
         ("relative_attention", False, True),
@@ -65,8 +64,7 @@ def read_deberta(settings: HuggingFaceSettings) -> ModelFields:
     }
 
 
-def deberta_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
-    """Returns the recipes of all parameters; see `Family.recipes`."""
+def _deberta_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
     embeddings = bert_layout.EMBEDDINGS.copy()
     del embeddings["position_embedder/embedding"]
     if not config.token_types:
@@ -97,8 +95,8 @@ def deberta_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
 DEBERTA_V2 = Family(
     model_type="deberta-v2",
     title="DeBERTa 2 and 3",
-    read_fields=read_deberta,
-    recipes=deberta_recipes,
+    read_fields=_read_deberta,
+    recipes=_deberta_recipes,
     embedding_tables=(PREFIX + bert.TABLE, bert.TABLE),
     base_prefix=PREFIX,
     head_name="cls.predictions.decoder.weight",

@@ -22,8 +22,7 @@ MODULES = {
 }
 
 
-def read_deepseek_v3(settings: HuggingFaceSettings) -> ModelFields:
-    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
+def _read_deepseek_v3(settings: HuggingFaceSettings) -> ModelFields:
     compressed = settings.values.get("q_lora_rank", 1536) is not None
     settings = settings.with_defaults(DEFAULTS)
     rotated = settings.size("qk_rope_head_dim")
@@ -48,8 +47,7 @@ def read_deepseek_v3(settings: HuggingFaceSettings) -> ModelFields:
     )
 
 
-def deepseek_v3_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
-    """Returns the recipes of all parameters; see `Family.recipes`."""
+def _deepseek_v3_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
     widths = config.head_width - config.rotated_width, config.width_of_values
     shares = tuple(width // math.gcd(*widths) for width in widths)
     stored = "self_attn.kv_b_proj"
@@ -70,8 +68,8 @@ def deepseek_v3_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
 DEEPSEEK_V3 = LLAMA.like(
     "deepseek_v3",
     "DeepSeek V3, V3.1 and R1, Kimi K2",
-    read_deepseek_v3,
-    recipes=deepseek_v3_recipes,
+    _read_deepseek_v3,
+    recipes=_deepseek_v3_recipes,
     more_inert=expert_layout.BALANCING
     | {"num_nextn_predict_layers", "num_mtp_layers", "qk_head_dim"},
 )

@@ -28,8 +28,7 @@ NORMS = {
 }
 
 
-def read_distilbert(settings: HuggingFaceSettings) -> ModelFields:
-    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
+def _read_distilbert(settings: HuggingFaceSettings) -> ModelFields:
     width, heads = settings.size("dim", 768), settings.size("n_heads", 12)
     activation = settings.activation(settings.text("activation", "gelu"))
     return {
@@ -50,7 +49,7 @@ def read_distilbert(settings: HuggingFaceSettings) -> ModelFields:
 DISTILBERT = Family(
     model_type="distilbert",
     title="DistilBERT",
-    read_fields=read_distilbert,
+    read_fields=_read_distilbert,
     recipes=functools.partial(
         bert_recipes,
         prefix=PREFIX,

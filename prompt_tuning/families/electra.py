@@ -16,8 +16,7 @@ HEAD = {
 }
 
 
-def read_electra(settings: HuggingFaceSettings) -> ModelFields:
-    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
+def _read_electra(settings: HuggingFaceSettings) -> ModelFields:
     width = settings.size("hidden_size", 256)
     if settings.size("embedding_size", 128) != width:
         reason = "a projection of narrower embeddings is not implemented"
@@ -28,7 +27,7 @@ def read_electra(settings: HuggingFaceSettings) -> ModelFields:
 ELECTRA = Family(
     model_type="electra",
     title="ELECTRA base and large",
-    read_fields=read_electra,
+    read_fields=_read_electra,
     recipes=functools.partial(bert_recipes, prefix=PREFIX, head=HEAD),
     embedding_tables=(PREFIX + TABLE, TABLE),
     base_prefix=PREFIX,

@@ -5,8 +5,7 @@ from prompt_tuning.families.llama import LLAMA
 from prompt_tuning.families.llama_layout import INERT, read_rotated
 
 
-def read_ernie4_5(settings: HuggingFaceSettings) -> ModelFields:
-    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
+def _read_ernie4_5(settings: HuggingFaceSettings) -> ModelFields:
     fields = read_rotated(
         settings, epsilon=1e-5, tied=True, head_width=128, base=500_000.0
     )
@@ -19,6 +18,6 @@ def read_ernie4_5(settings: HuggingFaceSettings) -> ModelFields:
 ERNIE4_5 = LLAMA.like(
     "ernie4_5",
     "ERNIE 4.5 (dense)",
-    read_ernie4_5,
+    _read_ernie4_5,
     inert=INERT - {"attention_dropout", "pretraining_tp"},
 )

@@ -7,8 +7,7 @@ from prompt_tuning.families.llama_layout import read_layout
 from prompt_tuning.families.rotary_settings import FULL, read_rotary
 
 
-def read_exaone4(settings: HuggingFaceSettings) -> ModelFields:
-    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
+def _read_exaone4(settings: HuggingFaceSettings) -> ModelFields:
     fields = read_layout(settings, epsilon=1e-5)
     layers, windows = fields["layers"], {}
     rotary = read_rotary(settings, fields["head_width"])
@@ -35,4 +34,4 @@ def read_exaone4(settings: HuggingFaceSettings) -> ModelFields:
     )
 
 
-EXAONE4 = LLAMA.like("exaone4", "EXAONE 4", read_exaone4)
+EXAONE4 = LLAMA.like("exaone4", "EXAONE 4", _read_exaone4)

@@ -17,8 +17,7 @@ from prompt_tuning.families.rotary_settings import read_rotary
 TWO_NORMS = {"self_attention_norm": "ln_attn", "mlp_norm": "ln_mlp"}
 
 
-def read_falcon(settings: HuggingFaceSettings) -> ModelFields:
-    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
+def _read_falcon(settings: HuggingFaceSettings) -> ModelFields:
     reason = "the biases of Falcon RW, rounded to bfloat16, are not implemented"
     settings.require("alibi", False, reason)
     width, heads = settings.size("hidden_size"), settings.size("num_attention_heads")
@@ -56,8 +55,7 @@ def read_falcon(settings: HuggingFaceSettings) -> ModelFields:
     }
 
 
-def falcon_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
-    """Returns the recipes of all parameters; see `Family.recipes`."""
+def _falcon_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
     prefix = "" if "word_embeddings.weight" in names else PREFIX
     norms = TWO_NORMS if config.parallel else NORMS
     if config.shared_norm:
@@ -80,8 +78,8 @@ def cached_heads(config: ModelConfig) -> int:
 FALCON = BLOOM.like(
     "falcon",
     "Falcon 7B, 40B, 180B and Falcon 2",
-    read_falcon,
-    recipes=falcon_recipes,
+    _read_falcon,
+    recipes=_falcon_recipes,
     cached_heads=cached_heads,
     inert=frozenset(
         {"hidden_dropout", "attention_dropout", "initializer_range", "use_cache"}

@@ -24,8 +24,7 @@ LISTS = {
 }
 
 
-def read_falcon_h1(settings: HuggingFaceSettings) -> ModelFields:
-    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
+def _read_falcon_h1(settings: HuggingFaceSettings) -> ModelFields:
     for name in ("attention_bias", "mlp_bias", "projectors_bias"):
         settings.require(name, False, "biases are not implemented")
     fields = read_rotated(settings, epsilon=1e-5)
@@ -68,4 +67,4 @@ def _read_multipliers(settings: HuggingFaceSettings) -> tuple[tuple[str, float],
     return tuple((path, x) for path, x in found.items() if x != 1)
 
 
-FALCON_H1 = BAMBA.like("falcon_h1", "Falcon-H1", read_falcon_h1, scales_ids=True)
+FALCON_H1 = BAMBA.like("falcon_h1", "Falcon-H1", _read_falcon_h1, scales_ids=True)

@@ -8,8 +8,7 @@ from prompt_tuning.families.rotary_settings import read_rotary
 CAUSAL = "attention in both directions is not implemented"
 
 
-def read_gemma(settings: HuggingFaceSettings) -> ModelFields:
-    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
+def _read_gemma(settings: HuggingFaceSettings) -> ModelFields:
     # Early folders name another activation, but were trained with this one.
     settings.choose("hidden_act", ("gelu", "gelu_pytorch_tanh"))
     settings.choose("hidden_activation", ("gelu", "gelu_pytorch_tanh"))
@@ -30,4 +29,4 @@ def read_gemma_layout(settings: HuggingFaceSettings) -> ModelFields:
     }
 
 
-GEMMA = LLAMA.like("gemma", "Gemma 1", read_gemma)
+GEMMA = LLAMA.like("gemma", "Gemma 1", _read_gemma)

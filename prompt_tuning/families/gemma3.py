@@ -18,8 +18,7 @@ TEXT_DEFAULTS = {
 """Values that published folders leave to `transformers.Gemma3TextConfig`."""
 
 
-def read_gemma3(settings: HuggingFaceSettings) -> ModelFields:
-    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
+def _read_gemma3(settings: HuggingFaceSettings) -> ModelFields:
     settings.choose("hidden_activation", ("gelu_pytorch_tanh",))
     ignored = "transformers ignores it in Gemma 3"
     settings.require("attn_logit_softcapping", None, ignored)
@@ -43,21 +42,23 @@ def read_gemma3(settings: HuggingFaceSettings) -> ModelFields:
     )
 
 
-def read_gemma3_with_images(settings: HuggingFaceSettings) -> ModelFields:
-    """Returns fields of `ModelConfig` for the text model; see `Family.read_fields`."""
-    readers = {"gemma3_text": read_gemma3}
+def _read_gemma3_with_images(settings: HuggingFaceSettings) -> ModelFields:
+    readers = {"gemma3_text": _read_gemma3}
     return text_part.read_text_part(
         settings, readers, tied=True, defaults=TEXT_DEFAULTS
     )
 
 
 GEMMA3_TEXT = GEMMA.like(
-    "gemma3_text", "Gemma 3, text models", read_gemma3, prefix_aliases=text_part.ALIASES
+    "gemma3_text",
+    "Gemma 3, text models",
+    _read_gemma3,
+    prefix_aliases=text_part.ALIASES,
 )
 GEMMA3 = GEMMA3_TEXT.like(
     "gemma3",
     "Gemma 3 with images (text model only)",
-    read_gemma3_with_images,
+    _read_gemma3_with_images,
     **text_part.FIELDS,
     head_name=text_part.STORED_HEAD,
     unread_parts=("vision_tower", "multi_modal_projector"),

@@ -69,8 +69,7 @@ INPUTS = {
 }
 
 
-def read_gemma4(settings: HuggingFaceSettings) -> ModelFields:
-    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
+def _read_gemma4(settings: HuggingFaceSettings) -> ModelFields:
     settings = settings.with_defaults(DEFAULTS)
     settings.choose("hidden_activation", ("gelu_pytorch_tanh",))
     settings.choose("use_bidirectional_attention", ("vision",))  # of images alone
@@ -166,12 +165,11 @@ def _full_sizes(
     return width, block.size("num_key_value_heads", groups)
 
 
-def read_gemma4_with_images(settings: HuggingFaceSettings) -> ModelFields:
-    """Returns fields of `ModelConfig` for the text model; see `Family.read_fields`."""
-    return read_text_part(settings, {"gemma4_text": read_gemma4}, tied=True)
+def _read_gemma4_with_images(settings: HuggingFaceSettings) -> ModelFields:
+    return read_text_part(settings, {"gemma4_text": _read_gemma4}, tied=True)
 
 
-def gemma4_recipes(
+def _gemma4_recipes(
     config: ModelConfig,
     names: StoredNames,
     prefix: str | None = None,
@@ -242,25 +240,25 @@ def _of_kinds(config: ModelConfig, table: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def gemma4_text_part(config: ModelConfig, names: StoredNames) -> Recipes:
+def _gemma4_text_part(config: ModelConfig, names: StoredNames) -> Recipes:
     """Returns the recipes of the text part's parameters; see `Family.recipes`."""
     prefix, head = part_names(names)
-    return gemma4_recipes(config, names, prefix=prefix, head=head)
+    return _gemma4_recipes(config, names, prefix=prefix, head=head)
 
 
 GEMMA4_TEXT = GEMMA.like(
     "gemma4_text",
     "Gemma 4, text models",
-    read_gemma4,
-    recipes=gemma4_recipes,
+    _read_gemma4,
+    recipes=_gemma4_recipes,
     prefix_aliases=GEMMA3.prefix_aliases,
     more_inert={"moe_intermediate_size", "num_experts", "top_k_experts"},
 )
 GEMMA4 = GEMMA4_TEXT.like(
     "gemma4",
     "Gemma 4 with images and sound (text model only)",
-    read_gemma4_with_images,
-    recipes=gemma4_text_part,
+    _read_gemma4_with_images,
+    recipes=_gemma4_text_part,
     embedding_tables=GEMMA3.embedding_tables,
     head_name=GEMMA3.head_name,
     token_parts=GEMMA3.token_parts,

@@ -14,8 +14,7 @@ NORMS = {
 }
 
 
-def read_glm(settings: HuggingFaceSettings) -> ModelFields:
-    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
+def _read_glm(settings: HuggingFaceSettings) -> ModelFields:
     fields = read_rotated(settings, epsilon=1.5625e-7, head_width=128, partial=0.5)
     return fields | {
         "rotary_interleaved": True,
@@ -23,17 +22,16 @@ def read_glm(settings: HuggingFaceSettings) -> ModelFields:
     }
 
 
-def read_glm4(settings: HuggingFaceSettings) -> ModelFields:
-    """Returns fields of `ModelConfig`; see `read_glm`."""
-    return read_glm(settings) | {"norm_placement": "around"}
+def _read_glm4(settings: HuggingFaceSettings) -> ModelFields:
+    """Returns fields of `ModelConfig`; see `_read_glm`."""
+    return _read_glm(settings) | {"norm_placement": "around"}
 
 
-def glm4_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
-    """Returns the recipes of all parameters; see `Family.recipes`."""
+def _glm4_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
     fused = fused_parts("mlp", GATED, "mlp.gate_up_proj")
     norms = NORMS if config.norm_placement == "around" else None
     return layout_recipes(config, names, fused=fused, norms=norms)
 
 
-GLM4 = LLAMA.like("glm4", "GLM-4 0414", read_glm4, recipes=glm4_recipes)
-GLM = GLM4.like("glm", "GLM-4 9B and Edge", read_glm)
+GLM4 = LLAMA.like("glm4", "GLM-4 0414", _read_glm4, recipes=_glm4_recipes)
+GLM = GLM4.like("glm", "GLM-4 9B and Edge", _read_glm)

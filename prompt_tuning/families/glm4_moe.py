@@ -6,8 +6,7 @@ from prompt_tuning.families.llama import LLAMA
 from prompt_tuning.families.llama_layout import read_rotated
 
 
-def read_glm4_moe(settings: HuggingFaceSettings) -> ModelFields:
-    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
+def _read_glm4_moe(settings: HuggingFaceSettings) -> ModelFields:
     fields = read_rotated(settings, epsilon=1e-5, partial=0.5)
     return (
         fields
@@ -23,7 +22,7 @@ def read_glm4_moe(settings: HuggingFaceSettings) -> ModelFields:
 GLM4_MOE = LLAMA.like(
     "glm4_moe",
     "GLM-4.5 to 4.7, mixtures of experts",
-    read_glm4_moe,
+    _read_glm4_moe,
     recipes=expert_layout.routed_expert_recipes,
     more_inert=expert_layout.BALANCING | {"num_nextn_predict_layers", "num_mtp_layers"},
 )

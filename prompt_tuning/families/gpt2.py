@@ -34,8 +34,7 @@ FUSED = {
 NORMS = {"self_attention_norm": "ln_1", "mlp_norm": "ln_2"}
 
 
-def read_gpt2(settings: HuggingFaceSettings) -> ModelFields:
-    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
+def _read_gpt2(settings: HuggingFaceSettings) -> ModelFields:
     reason = "that variant of GPT-2 is not implemented"
     settings.require("scale_attn_by_inverse_layer_idx", False, reason)
     settings.require("add_cross_attention", False, reason)
@@ -68,8 +67,7 @@ def read_gpt2_layout(settings: HuggingFaceSettings) -> ModelFields:
     }
 
 
-def gpt2_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
-    """Returns the recipes of all parameters; see `Family.recipes`."""
+def _gpt2_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
     prefix = "" if "wte.weight" in names else PREFIX
     layer = projection_names(config, PROJECTIONS, FUSED, kernel=identity)
     layer |= norm_names(config, NORMS)
@@ -81,7 +79,7 @@ def gpt2_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
     return decoder_recipes(config, tables, pattern, layer, f"{prefix}ln_f")
 
 
-def gpt2_settings(config: ModelConfig) -> dict[str, Any]:
+def _gpt2_settings(config: ModelConfig) -> dict[str, Any]:
     """Returns `config.json`, as `transformers.GPT2Config` reads it."""
     return {
         "architectures": ["GPT2LMHeadModel"],
@@ -103,9 +101,9 @@ def gpt2_settings(config: ModelConfig) -> dict[str, Any]:
 GPT2 = Family(
     model_type="gpt2",
     title="GPT-2",
-    read_fields=read_gpt2,
-    recipes=gpt2_recipes,
-    write_settings=gpt2_settings,
+    read_fields=_read_gpt2,
+    recipes=_gpt2_recipes,
+    write_settings=_gpt2_settings,
     embedding_tables=("transformer.wte.weight", "wte.weight"),
     base_prefix=PREFIX,
     class_layers=ClassLayers(token_rows="classifier"),

@@ -25,8 +25,7 @@ PROJECTIONS = {
 }
 
 
-def read_gpt_neo(settings: HuggingFaceSettings) -> ModelFields:
-    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
+def _read_gpt_neo(settings: HuggingFaceSettings) -> ModelFields:
     width, heads = settings.size("hidden_size"), settings.size("num_heads")
     layers = settings.layers("num_layers")
     activation = settings.text("activation_function", "gelu_new")
@@ -69,8 +68,7 @@ def _local_layers(settings: HuggingFaceSettings, layers: int) -> tuple[int, ...]
     return tuple(layer for layer, kind in enumerate(kinds) if kind == "local")
 
 
-def gpt_neo_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
-    """Returns the recipes of all parameters; see `Family.recipes`."""
+def _gpt_neo_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
     prefix = "" if "wte.weight" in names else PREFIX
     layer = projection_names(config, PROJECTIONS) | norm_names(config, NORMS)
     tables = {
@@ -84,8 +82,8 @@ def gpt_neo_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
 GPT_NEO = Family(
     model_type="gpt_neo",
     title="GPT-Neo",
-    read_fields=read_gpt_neo,
-    recipes=gpt_neo_recipes,
+    read_fields=_read_gpt_neo,
+    recipes=_gpt_neo_recipes,
     embedding_tables=("transformer.wte.weight", "wte.weight"),
     base_prefix=PREFIX,
     class_layers=ClassLayers(token_rows="classifier"),

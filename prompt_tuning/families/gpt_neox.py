@@ -28,8 +28,7 @@ NORMS = {
 }
 
 
-def read_gpt_neox(settings: HuggingFaceSettings) -> ModelFields:
-    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
+def _read_gpt_neox(settings: HuggingFaceSettings) -> ModelFields:
     fields = read_layout(settings)
     width, heads = fields["width"], fields["heads"]
     head_width = settings.head_width(width, heads)
@@ -57,8 +56,7 @@ def read_gpt_neox(settings: HuggingFaceSettings) -> ModelFields:
     )
 
 
-def gpt_neox_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
-    """Returns the recipes of all parameters; see `Family.recipes`."""
+def _gpt_neox_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
     prefix = "" if "embed_in.weight" in names else PREFIX
     fused = fused_in_groups(config, "attention.query_key_value")
     layer = projection_names(config, PROJECTIONS, fused) | norm_names(config, NORMS)
@@ -71,8 +69,8 @@ def gpt_neox_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
 GPT_NEOX = Family(
     model_type="gpt_neox",
     title="GPT-NeoX, Pythia",
-    read_fields=read_gpt_neox,
-    recipes=gpt_neox_recipes,
+    read_fields=_read_gpt_neox,
+    recipes=_gpt_neox_recipes,
     embedding_tables=("gpt_neox.embed_in.weight", "embed_in.weight"),
     base_prefix=PREFIX,
     class_layers=ClassLayers(token_rows="classifier"),

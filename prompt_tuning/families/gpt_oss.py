@@ -28,8 +28,7 @@ TENSORS = {
 }
 
 
-def read_gpt_oss(settings: HuggingFaceSettings) -> ModelFields:
-    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
+def _read_gpt_oss(settings: HuggingFaceSettings) -> ModelFields:
     settings.choose("hidden_act", ("silu",))
     settings.require("swiglu_alpha", 1.702, "other slopes are not implemented")
     if "rope_scaling" not in settings:
@@ -52,8 +51,7 @@ def read_gpt_oss(settings: HuggingFaceSettings) -> ModelFields:
     )
 
 
-def gpt_oss_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
-    """Returns the recipes of all parameters; see `Family.recipes`."""
+def _gpt_oss_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
     prefix = "" if "embed_tokens.weight" in names else PREFIX
     tensors = {
         f"decoder/layers/{ours}": layered(
@@ -65,5 +63,5 @@ def gpt_oss_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
 
 
 GPT_OSS = LLAMA.like(
-    "gpt_oss", "gpt-oss", read_gpt_oss, recipes=gpt_oss_recipes, more_inert=BALANCING
+    "gpt_oss", "gpt-oss", _read_gpt_oss, recipes=_gpt_oss_recipes, more_inert=BALANCING
 )

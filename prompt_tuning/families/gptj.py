@@ -25,8 +25,7 @@ TIED_BIAS = "a bias of a tied head is not implemented"
 NORMS = {"self_attention_norm": "ln_1"}
 
 
-def read_gptj(settings: HuggingFaceSettings) -> ModelFields:
-    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
+def _read_gptj(settings: HuggingFaceSettings) -> ModelFields:
     settings.require("tie_word_embeddings", False, TIED_BIAS)
     fields = read_gpt2_layout(settings)
     head_width = settings.head_width(fields["width"], fields["heads"])
@@ -43,8 +42,7 @@ def read_gptj(settings: HuggingFaceSettings) -> ModelFields:
     }
 
 
-def gptj_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
-    """Returns the recipes of all parameters; see `Family.recipes`."""
+def _gptj_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
     prefix = "" if "wte.weight" in names else PREFIX
     layer = projection_names(config, PROJECTIONS) | norm_names(config, NORMS)
     tables = {"token_embedder/embedding": f"{prefix}wte.weight"}
@@ -55,8 +53,8 @@ def gptj_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
 GPTJ = Family(
     model_type="gptj",
     title="GPT-J",
-    read_fields=read_gptj,
-    recipes=gptj_recipes,
+    read_fields=_read_gptj,
+    recipes=_gptj_recipes,
     embedding_tables=("transformer.wte.weight", "wte.weight"),
     base_prefix=PREFIX,
     inert=frozenset(

@@ -4,8 +4,7 @@ from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 from prompt_tuning.families.llama import LLAMA, read_llama
 
 
-def read_granite(settings: HuggingFaceSettings) -> ModelFields:
-    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
+def _read_granite(settings: HuggingFaceSettings) -> ModelFields:
     return read_llama(settings) | {
         "input_multiplier": settings.positive("embedding_multiplier", 1.0),
         "residual_multiplier": settings.positive("residual_multiplier", 1.0),
@@ -14,4 +13,4 @@ def read_granite(settings: HuggingFaceSettings) -> ModelFields:
     }
 
 
-GRANITE = LLAMA.like("granite", "Granite 3 and 4, dense", read_granite)
+GRANITE = LLAMA.like("granite", "Granite 3 and 4, dense", _read_granite)

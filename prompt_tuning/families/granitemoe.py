@@ -14,8 +14,7 @@ FUSED = {
 """Tensors of the router and the experts of a layer."""
 
 
-def read_granitemoe(settings: HuggingFaceSettings) -> ModelFields:
-    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
+def _read_granitemoe(settings: HuggingFaceSettings) -> ModelFields:
     fields = GRANITE.read_fields(settings)
     return fields | expert_layout.read_experts(settings, "num_local_experts")
 
@@ -23,7 +22,7 @@ def read_granitemoe(settings: HuggingFaceSettings) -> ModelFields:
 GRANITEMOE = GRANITE.like(
     "granitemoe",
     "Granite 3, mixtures of experts",
-    read_granitemoe,
+    _read_granitemoe,
     recipes=functools.partial(expert_layout.fused_expert_recipes, **FUSED),
     more_inert=expert_layout.BALANCING,
 )

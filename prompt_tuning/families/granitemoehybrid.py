@@ -17,8 +17,7 @@ from prompt_tuning.families.llama_layout import layout_recipes
 DEFAULTS = {"heads": 128, "groups": 1, "states": 256, "taps": 4}
 
 
-def read_granitemoehybrid(settings: HuggingFaceSettings) -> ModelFields:
-    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
+def _read_granitemoehybrid(settings: HuggingFaceSettings) -> ModelFields:
     fields = GRANITE.read_fields(settings)
     kinds = mamba2_layout.read_kinds(settings, fields["layers"])
     linear = [i for i, kind in enumerate(kinds) if kind == mamba2_layout.LINEAR]
@@ -42,8 +41,7 @@ def read_granitemoehybrid(settings: HuggingFaceSettings) -> ModelFields:
     )
 
 
-def granitemoehybrid_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
-    """Returns the recipes of all parameters; see `Family.recipes`."""
+def _granitemoehybrid_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
     part = "mlp/shared" if config.experts else "mlp"
     parts = fused_parts(part, GATED, "shared_mlp.input_linear")
     output = {"mamba2/output": "mamba.out_proj"} if config.recurrent_layers else {}
@@ -60,7 +58,7 @@ def granitemoehybrid_recipes(config: ModelConfig, names: StoredNames) -> Recipes
 GRANITEMOEHYBRID = GRANITEMOE.like(
     "granitemoehybrid",
     "Granite 4, hybrid",
-    read_granitemoehybrid,
-    recipes=granitemoehybrid_recipes,
+    _read_granitemoehybrid,
+    recipes=_granitemoehybrid_recipes,
     more_inert={"mamba_chunk_size"},
 )

@@ -5,8 +5,7 @@ from prompt_tuning.families.llama import LLAMA
 from prompt_tuning.families.llama_layout import read_rotated
 
 
-def read_helium(settings: HuggingFaceSettings) -> ModelFields:
-    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
+def _read_helium(settings: HuggingFaceSettings) -> ModelFields:
     settings.require("mlp_bias", False, "biases of Helium's MLP are not implemented")
     fields = read_rotated(settings, epsilon=1e-8, head_width=128, base=100_000.0)
     return fields | {
@@ -15,4 +14,4 @@ def read_helium(settings: HuggingFaceSettings) -> ModelFields:
     }
 
 
-HELIUM = LLAMA.like("helium", "Helium", read_helium)
+HELIUM = LLAMA.like("helium", "Helium", _read_helium)

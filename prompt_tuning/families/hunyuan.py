@@ -15,8 +15,7 @@ NORMS = {
 SHARED = {f"mlp/shared/{name}": name for name in ("gate", "up", "down")}
 
 
-def read_hunyuan(settings: HuggingFaceSettings) -> ModelFields:
-    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
+def _read_hunyuan(settings: HuggingFaceSettings) -> ModelFields:
     fields = read_layout(settings, epsilon=1e-5)
     biased = settings.flag("attention_bias", False)
     rotary = read_rotary(settings, fields["head_width"])
@@ -32,9 +31,8 @@ def read_hunyuan(settings: HuggingFaceSettings) -> ModelFields:
     )
 
 
-def read_hunyuan_moe(settings: HuggingFaceSettings) -> ModelFields:
-    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
-    fields = read_hunyuan(settings)
+def _read_hunyuan_moe(settings: HuggingFaceSettings) -> ModelFields:
+    fields = _read_hunyuan(settings)
     total, used = settings.size("num_experts", 1), settings.value("moe_topk", 1)
     counts = set(used) if isinstance(used, list) else {used}
     count = counts.pop() if counts else None
@@ -48,8 +46,7 @@ def read_hunyuan_moe(settings: HuggingFaceSettings) -> ModelFields:
     }
 
 
-def hunyuan_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
-    """Returns the recipes of all parameters; see `Family.recipes`."""
+def _hunyuan_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
     modules, experts = PROJECTIONS, {}
     if config.experts:
         modules = ATTENTION | {
@@ -63,13 +60,13 @@ def hunyuan_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
 HUNYUAN_DENSE = LLAMA.like(
     "hunyuan_v1_dense",
     "Hunyuan 0.5B to 7B",
-    read_hunyuan,
-    recipes=hunyuan_recipes,
+    _read_hunyuan,
+    recipes=_hunyuan_recipes,
     more_inert={"eod_token_id"},
 )
 HUNYUAN_MOE = HUNYUAN_DENSE.like(
     "hunyuan_v1_moe",
     "Hunyuan A13B, mixture of experts",
-    read_hunyuan_moe,
+    _read_hunyuan_moe,
     more_inert={"sep_token_id", "output_router_logits"},
 )

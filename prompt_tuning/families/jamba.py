@@ -17,8 +17,7 @@ NAMES = {
 EXPERTS = {"num_experts": 16, "num_experts_per_tok": 2}
 
 
-def read_jamba(settings: HuggingFaceSettings) -> ModelFields:
-    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
+def _read_jamba(settings: HuggingFaceSettings) -> ModelFields:
     settings = settings.with_defaults(EXPERTS)
     fields = read_layout(settings)
     layers, width = range(fields["layers"]), fields["width"]
@@ -55,8 +54,7 @@ def _read_period(
     return range(offset, settings.layers("num_hidden_layers"), period)
 
 
-def jamba_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
-    """Returns the recipes of all parameters; see `Family.recipes`."""
+def _jamba_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
     part, prefix, experts = "mlp", expert_layout.prefix_of(names), {}
     if config.experts:
         part = "dense_mlp"
@@ -80,8 +78,8 @@ def jamba_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
 JAMBA = LLAMA.like(
     "jamba",
     "Jamba",
-    read_jamba,
-    recipes=jamba_recipes,
+    _read_jamba,
+    recipes=_jamba_recipes,
     more_inert=expert_layout.BALANCING
     | {
         "use_mamba_kernels",

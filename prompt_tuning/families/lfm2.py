@@ -22,8 +22,7 @@ QUERY_KEY_NORMS = {
 }
 
 
-def read_lfm2(settings: HuggingFaceSettings) -> ModelFields:
-    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
+def _read_lfm2(settings: HuggingFaceSettings) -> ModelFields:
     fields = read_lfm2_layers(settings)
     return fields | {"feed_forward_width": _feed_forward_width(settings)}
 
@@ -41,11 +40,11 @@ def read_lfm2_layers(settings: HuggingFaceSettings) -> ModelFields:
             "query_key_norm": "head",
             "tied_head": tied,
         }
-        | read_convolutions(settings, fields["layers"])
+        | _read_convolutions(settings, fields["layers"])
     )
 
 
-def read_convolutions(settings: HuggingFaceSettings, layers: int) -> ModelFields:
+def _read_convolutions(settings: HuggingFaceSettings, layers: int) -> ModelFields:
     """Reads which layers have a convolution, and its width.
 
     Raises:
@@ -107,7 +106,7 @@ def lfm2_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
 LFM2 = Family(
     model_type="lfm2",
     title="LFM2 and LFM2.5, dense",
-    read_fields=read_lfm2,
+    read_fields=_read_lfm2,
     recipes=lfm2_recipes,
     embedding_tables=llama_layout.TABLES,
     base_prefix=llama_layout.PREFIX,

@@ -17,8 +17,7 @@ from prompt_tuning.families.lfm2 import LFM2, lfm2_recipes, read_lfm2_layers
 BLOCK = "feed_forward"
 
 
-def read_lfm2_moe(settings: HuggingFaceSettings) -> ModelFields:
-    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
+def _read_lfm2_moe(settings: HuggingFaceSettings) -> ModelFields:
     fields, layers = read_lfm2_layers(settings), settings.layers(LAYERS)
     settings.require("use_expert_bias", True, "the choice of experts needs it")
     first = settings.integer("num_dense_layers", 2, minimum=0)
@@ -39,8 +38,7 @@ def read_lfm2_moe(settings: HuggingFaceSettings) -> ModelFields:
     )
 
 
-def lfm2_moe_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
-    """Returns the recipes of all parameters; see `Family.recipes`."""
+def _lfm2_moe_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
     prefix, layers = prefix_of(names), layers_with(config, "mlp")
     bias = f"{prefix}layers.{{}}.{BLOCK}.expert_bias"
     return (
@@ -53,7 +51,7 @@ def lfm2_moe_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
 LFM2_MOE = LFM2.like(
     "lfm2_moe",
     "LFM2, mixtures of experts",
-    read_lfm2_moe,
-    recipes=lfm2_moe_recipes,
+    _read_lfm2_moe,
+    recipes=_lfm2_moe_recipes,
     more_inert={"output_router_logits"},
 )

@@ -27,8 +27,7 @@ STEM = "feed_forward."
 PREFIX = "language_model."
 
 
-def read_llama4_text(settings: HuggingFaceSettings) -> ModelFields:
-    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
+def _read_llama4_text(settings: HuggingFaceSettings) -> ModelFields:
     fields = read_rotated(settings, epsilon=1e-5, head_width=128, base=500_000.0)
     unrotated = read_unrotated(settings, fields["layers"])
     normed = settings.flag("use_qk_norm", True)
@@ -86,7 +85,7 @@ def _read_expert_layers(settings: HuggingFaceSettings, layers: int) -> ModelFiel
     }
 
 
-def llama4_text_recipes(
+def _llama4_text_recipes(
     config: ModelConfig, names: StoredNames, outer: str = ""
 ) -> Recipes:
     """Returns the recipes of all parameters; see `Family.recipes`.
@@ -109,17 +108,17 @@ def llama4_text_recipes(
 LLAMA4_TEXT = LLAMA.like(
     "llama4_text",
     "Llama 4, text models",
-    read_llama4_text,
-    recipes=llama4_text_recipes,
+    _read_llama4_text,
+    recipes=_llama4_text_recipes,
     inert=INERT - {"pretraining_tp"} | BALANCING | {"router_jitter_noise"},
 )
 LLAMA4 = LLAMA4_TEXT.like(
     "llama4",
     "Llama 4 with images (text model only)",
     functools.partial(
-        read_text_part, readers={"llama4_text": read_llama4_text}, tied=False
+        read_text_part, readers={"llama4_text": _read_llama4_text}, tied=False
     ),
-    recipes=functools.partial(llama4_text_recipes, outer=PREFIX),
+    recipes=functools.partial(_llama4_text_recipes, outer=PREFIX),
     embedding_tables=(f"{PREFIX}model.embed_tokens.weight",),
     head_name=f"{PREFIX}lm_head.weight",
     base_prefix="",

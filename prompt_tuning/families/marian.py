@@ -4,8 +4,7 @@ from prompt_tuning.families.bart import BART, read_stacks
 from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 
 
-def read_marian(settings: HuggingFaceSettings) -> ModelFields:
-    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
+def _read_marian(settings: HuggingFaceSettings) -> ModelFields:
     fields = read_stacks(settings)
     reason = "separate tables of encoder and decoder are not implemented"
     settings.require("share_encoder_decoder_embeddings", True, reason)
@@ -17,8 +16,7 @@ def read_marian(settings: HuggingFaceSettings) -> ModelFields:
     }
 
 
-def read_pegasus(settings: HuggingFaceSettings) -> ModelFields:
-    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
+def _read_pegasus(settings: HuggingFaceSettings) -> ModelFields:
     return read_stacks(settings) | {
         "norm_placement": "before",
         "positions": "sinusoidal",
@@ -26,5 +24,5 @@ def read_pegasus(settings: HuggingFaceSettings) -> ModelFields:
     }
 
 
-MARIAN = BART.like("marian", "Marian, OPUS-MT", read_marian, scales_ids=True)
-PEGASUS = MARIAN.like("pegasus", "Pegasus", read_pegasus)
+MARIAN = BART.like("marian", "Marian, OPUS-MT", _read_marian, scales_ids=True)
+PEGASUS = MARIAN.like("pegasus", "Pegasus", _read_pegasus)

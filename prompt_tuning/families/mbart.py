@@ -7,8 +7,7 @@ from prompt_tuning.families.bart import BART, read_stacks
 from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 
 
-def read_mbart(settings: HuggingFaceSettings) -> ModelFields:
-    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
+def _read_mbart(settings: HuggingFaceSettings) -> ModelFields:
     # Without it each text's decoder would begin with the language of the text.
     start = settings.integer("decoder_start_token_id")
     reason = "transformers begins each text with its last token, the end"
@@ -21,8 +20,7 @@ def read_mbart(settings: HuggingFaceSettings) -> ModelFields:
     }
 
 
-def read_m2m_100(settings: HuggingFaceSettings) -> ModelFields:
-    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
+def _read_m2m_100(settings: HuggingFaceSettings) -> ModelFields:
     settings.require("pad_token_id", 1, "positions are counted from the next number")
     return read_stacks(settings, activation="relu", scaled=True) | {
         "norm_placement": "before",
@@ -31,5 +29,5 @@ def read_m2m_100(settings: HuggingFaceSettings) -> ModelFields:
     }
 
 
-MBART = BART.like("mbart", "mBART 50", read_mbart)
-M2M_100 = BART.like("m2m_100", "M2M-100, NLLB", read_m2m_100, logit_bias=())
+MBART = BART.like("mbart", "mBART 50", _read_mbart)
+M2M_100 = BART.like("m2m_100", "M2M-100, NLLB", _read_m2m_100, logit_bias=())

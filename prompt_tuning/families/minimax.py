@@ -31,8 +31,7 @@ ORDER = ("query", "key", "value")
 STACK = "decoder/layers"
 
 
-def read_minimax(settings: HuggingFaceSettings) -> ModelFields:
-    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
+def _read_minimax(settings: HuggingFaceSettings) -> ModelFields:
     settings.require("hidden_act", "silu", "lightning attention has SiLU")
     settings.require("sliding_window", None, "windows are not implemented")
     fields = llama_layout.read_layout(settings, epsilon=1e-5)
@@ -78,8 +77,7 @@ def _read_factors(settings: HuggingFaceSettings) -> dict[str, float]:
     return found
 
 
-def minimax_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
-    """Returns the recipes of all parameters; see `Family.recipes`."""
+def _minimax_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
     prefix, fused, output, rest = prefix_of(names), {}, {}, {}
     if config.recurrent_layers:
         heads, stored = config.recurrent_heads, "self_attn.qkv_proj"
@@ -108,7 +106,7 @@ def minimax_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
     return recipes | separate_experts(config, prefix, block=block, parts=parts)
 
 
-def decay_rates(config: ModelConfig, names: StoredNames) -> dict[str, np.ndarray]:
+def _decay_rates(config: ModelConfig, names: StoredNames) -> dict[str, np.ndarray]:
     """Returns the rates of heads `[H, 1, 1]`, by their stored names.
 
     Head `h` of `H`, from 1, decays by `2 ** (-8 h / H)`, times a factor that falls from
@@ -127,8 +125,8 @@ def decay_rates(config: ModelConfig, names: StoredNames) -> dict[str, np.ndarray
 MINIMAX = MIXTRAL.like(
     "minimax",
     "MiniMax-Text-01",
-    read_minimax,
-    recipes=minimax_recipes,
-    buffers=decay_rates,
+    _read_minimax,
+    recipes=_minimax_recipes,
+    buffers=_decay_rates,
     more_inert={"block_size"},
 )

@@ -18,10 +18,10 @@ def read_mistral(settings: HuggingFaceSettings) -> ModelFields:
     reason = "transformers gives all layers of this family the same kind"
     layers = settings.layers("num_hidden_layers")
     settings.require("layer_types", [kind] * layers, reason)
-    return read_ministral(settings)
+    return _read_ministral(settings)
 
 
-def read_ministral(settings: HuggingFaceSettings) -> ModelFields:
+def _read_ministral(settings: HuggingFaceSettings) -> ModelFields:
     """Returns fields of `ModelConfig`; layers may differ."""
     fields = read_rotated(settings)
     kind = SLIDING if has_window(settings) else FULL
@@ -33,4 +33,4 @@ def read_ministral(settings: HuggingFaceSettings) -> ModelFields:
 
 
 MISTRAL = LLAMA.like("mistral", "Mistral 7B, NeMo, Small", read_mistral)
-MINISTRAL = MISTRAL.like("ministral", "Ministral", read_ministral)
+MINISTRAL = MISTRAL.like("ministral", "Ministral", _read_ministral)

@@ -8,15 +8,14 @@ from prompt_tuning.families.mistral import MISTRAL, read_mistral
 READERS = {"mistral": read_mistral, "ministral3": read_ministral3}
 
 
-def read_mistral3(settings: HuggingFaceSettings) -> ModelFields:
-    """Returns fields of `ModelConfig` for the text model; see `Family.read_fields`."""
+def _read_mistral3(settings: HuggingFaceSettings) -> ModelFields:
     return text_part.read_text_part(settings, READERS, tied=True)
 
 
 MISTRAL3 = MISTRAL.like(
     "mistral3",
     "Mistral Small 3.1 and Ministral 3 with images (text model only)",
-    read_mistral3,
+    _read_mistral3,
     **text_part.FIELDS,
     head_name=text_part.STORED_HEAD,
     omits_tied_setting=True,

@@ -30,8 +30,7 @@ HEAD = {"dense": "head.dense", "norm": "head.norm", "logits": "decoder"}
 NORM = "self_attention_norm/scale"
 
 
-def read_modernbert(settings: HuggingFaceSettings) -> ModelFields:
-    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
+def _read_modernbert(settings: HuggingFaceSettings) -> ModelFields:
     reason = "that variant is not implemented"
     for name, value in (("norm_bias", False), ("decoder_bias", True)):
         settings.require(name, value, reason)
@@ -84,8 +83,7 @@ def read_modernbert(settings: HuggingFaceSettings) -> ModelFields:
     }
 
 
-def modernbert_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
-    """Returns the recipes of all parameters; see `Family.recipes`."""
+def _modernbert_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
     prefix = "" if TABLE in names else PREFIX
     fused = fused_parts("self_attention", QKV, "attn.Wqkv")
     fused |= fused_parts("mlp", GATED, "mlp.Wi")
@@ -109,8 +107,8 @@ def modernbert_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
 MODERNBERT = Family(
     model_type="modernbert",
     title="ModernBERT",
-    read_fields=read_modernbert,
-    recipes=modernbert_recipes,
+    read_fields=_read_modernbert,
+    recipes=_modernbert_recipes,
     embedding_tables=(PREFIX + TABLE, TABLE),
     base_prefix=PREFIX,
     head_name="decoder.weight",

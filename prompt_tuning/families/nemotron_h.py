@@ -54,8 +54,7 @@ ATTENTION = {
 }
 
 
-def read_nemotron_h(settings: HuggingFaceSettings) -> ModelFields:
-    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
+def _read_nemotron_h(settings: HuggingFaceSettings) -> ModelFields:
     kinds = _read_kinds(settings)
     numbers = {
         kind: tuple(i for i, layer_kind in enumerate(kinds) if layer_kind == kind)
@@ -113,8 +112,7 @@ def _read_experts(
     }
 
 
-def nemotron_h_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
-    """Returns the recipes of all parameters; see `Family.recipes`."""
+def _nemotron_h_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
     prefix = next((x for x in PREFIXES if f"{x}{TABLE}" in names), PREFIX)
     dense = "dense_mlp" if config.experts else "mlp"
     stems = {"mlp/shared": "shared_experts."} if config.experts else {}
@@ -155,8 +153,8 @@ def nemotron_h_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
 NEMOTRON_H = Family(
     model_type="nemotron_h",
     title="Nemotron-H, Nemotron Nano 2 and Nemotron 3",
-    read_fields=read_nemotron_h,
-    recipes=nemotron_h_recipes,
+    read_fields=_read_nemotron_h,
+    recipes=_nemotron_h_recipes,
     embedding_tables=tuple(f"{prefix}{TABLE}" for prefix in PREFIXES),
     base_prefix=PREFIX,
     prefix_aliases=(STORED,),

@@ -5,8 +5,7 @@ from prompt_tuning.families.llama import LLAMA
 from prompt_tuning.families.llama_layout import read_rotated
 
 
-def read_olmo(settings: HuggingFaceSettings) -> ModelFields:
-    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
+def _read_olmo(settings: HuggingFaceSettings) -> ModelFields:
     settings.require("clip_qkv", None, "clipped projections are not implemented")
     fields = read_rotated(settings)
     biased = settings.flag("attention_bias", False)
@@ -17,4 +16,4 @@ def read_olmo(settings: HuggingFaceSettings) -> ModelFields:
     }
 
 
-OLMO = LLAMA.like("olmo", "OLMo 1", read_olmo)
+OLMO = LLAMA.like("olmo", "OLMo 1", _read_olmo)

@@ -17,7 +17,7 @@ def read_olmo2(settings: HuggingFaceSettings, base: float = 10_000.0) -> ModelFi
     }
 
 
-def read_olmo3(settings: HuggingFaceSettings) -> ModelFields:
+def _read_olmo3(settings: HuggingFaceSettings) -> ModelFields:
     """Returns fields of `ModelConfig`; three of four layers have a window."""
     base = 500_000.0
     fields = read_olmo2(settings, base)
@@ -30,4 +30,4 @@ def read_olmo3(settings: HuggingFaceSettings) -> ModelFields:
 
 
 OLMO2 = LLAMA.like("olmo2", "OLMo 2", read_olmo2)
-OLMO3 = OLMO2.like("olmo3", "OLMo 3", read_olmo3)
+OLMO3 = OLMO2.like("olmo3", "OLMo 3", _read_olmo3)

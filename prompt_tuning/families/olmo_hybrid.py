@@ -32,8 +32,7 @@ NORMS = {
 }
 
 
-def read_olmo_hybrid(settings: HuggingFaceSettings) -> ModelFields:
-    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
+def _read_olmo_hybrid(settings: HuggingFaceSettings) -> ModelFields:
     settings.require("hidden_act", "silu", "the convolution has SiLU")
     fields = read_olmo2(settings)
     heads, layers = fields["heads"], fields["layers"]
@@ -63,8 +62,7 @@ def read_olmo_hybrid(settings: HuggingFaceSettings) -> ModelFields:
     )
 
 
-def olmo_hybrid_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
-    """Returns the recipes of all parameters; see `Family.recipes`."""
+def _olmo_hybrid_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
     # Of layers with attention transformers gives this norm the other name in files.
     after = "post_attention_layernorm"
     layer = layers_with(config, "self_attention_out_norm")[0]
@@ -84,8 +82,8 @@ def olmo_hybrid_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
 OLMO_HYBRID = OLMO2.like(
     "olmo_hybrid",
     "OLMo Hybrid",
-    read_olmo_hybrid,
-    recipes=olmo_hybrid_recipes,
+    _read_olmo_hybrid,
+    recipes=_olmo_hybrid_recipes,
     more_inert={
         *("linear_a_log_min", "linear_a_log_max", "linear_dt_min", "linear_dt_max"),
         "linear_dt_init_floor",

@@ -7,8 +7,7 @@ from prompt_tuning.families.llama_layout import read_layout
 from prompt_tuning.families.rotary_settings import read_rotary
 
 
-def read_olmoe(settings: HuggingFaceSettings) -> ModelFields:
-    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
+def _read_olmoe(settings: HuggingFaceSettings) -> ModelFields:
     settings.require("clip_qkv", None, "clipped projections are not implemented")
     fields = read_layout(settings, epsilon=1e-5)
     width = settings.head_width(fields["width"], fields["heads"])
@@ -25,9 +24,9 @@ def read_olmoe(settings: HuggingFaceSettings) -> ModelFields:
     )
 
 
-def read_flex_olmo(settings: HuggingFaceSettings) -> ModelFields:
+def _read_flex_olmo(settings: HuggingFaceSettings) -> ModelFields:
     """Returns fields of `ModelConfig`; norms are after sublayers, as in OLMo 2."""
-    fields = read_olmoe(settings)
+    fields = _read_olmoe(settings)
     return (
         fields
         | read_rotary(settings, fields["head_width"], base=500_000.0)
@@ -39,6 +38,6 @@ def read_flex_olmo(settings: HuggingFaceSettings) -> ModelFields:
 
 
 OLMOE = LLAMA.like(
-    "olmoe", "OLMoE", read_olmoe, recipes=expert_recipes, more_inert=BALANCING
+    "olmoe", "OLMoE", _read_olmoe, recipes=expert_recipes, more_inert=BALANCING
 )
-FLEX_OLMO = OLMOE.like("flex_olmo", "FlexOlmo", read_flex_olmo)
+FLEX_OLMO = OLMOE.like("flex_olmo", "FlexOlmo", _read_flex_olmo)

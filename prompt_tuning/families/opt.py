@@ -25,8 +25,7 @@ PROJECTIONS = {
 NORMS = {"self_attention_norm": "self_attn_layer_norm", "mlp_norm": "final_layer_norm"}
 
 
-def read_opt(settings: HuggingFaceSettings) -> ModelFields:
-    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
+def _read_opt(settings: HuggingFaceSettings) -> ModelFields:
     reason = "that variant of OPT (350M, Galactica) is not implemented"
     settings.require("do_layer_norm_before", True, reason)
     settings.require("_remove_final_layer_norm", False, reason)
@@ -54,8 +53,7 @@ def read_opt(settings: HuggingFaceSettings) -> ModelFields:
     }
 
 
-def opt_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
-    """Returns the recipes of all parameters; see `Family.recipes`."""
+def _opt_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
     prefix = "decoder." if "decoder.embed_tokens.weight" in names else "model.decoder."
     layer = projection_names(config, PROJECTIONS) | norm_names(config, NORMS)
     positions = Recipe(
@@ -70,8 +68,8 @@ def opt_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
 OPT = Family(
     model_type="opt",
     title="OPT",
-    read_fields=read_opt,
-    recipes=opt_recipes,
+    read_fields=_read_opt,
+    recipes=_opt_recipes,
     embedding_tables=(
         "model.decoder.embed_tokens.weight",
         "decoder.embed_tokens.weight",

@@ -19,8 +19,7 @@ QUERY_KEY_NORMS = {
 }
 
 
-def read_phi(settings: HuggingFaceSettings) -> ModelFields:
-    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
+def _read_phi(settings: HuggingFaceSettings) -> ModelFields:
     settings.require("tie_word_embeddings", False, TIED_BIAS)
     fields = read_layout(settings)
     width = settings.head_width(fields["width"], fields["heads"])
@@ -46,7 +45,7 @@ def read_phi(settings: HuggingFaceSettings) -> ModelFields:
 PHI = LLAMA.like(
     "phi",
     "Phi-1, 1.5 and 2",
-    read_phi,
+    _read_phi,
     recipes=functools.partial(
         layout_recipes,
         modules=MODULES,

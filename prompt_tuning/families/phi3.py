@@ -9,16 +9,14 @@ from prompt_tuning.families.llama_layout import layout_recipes, read_rotated
 from prompt_tuning.families.rotary_settings import FULL, SLIDING
 
 
-def read_phi3(settings: HuggingFaceSettings) -> ModelFields:
-    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
+def _read_phi3(settings: HuggingFaceSettings) -> ModelFields:
     fields = read_rotated(settings, epsilon=1e-5, partial=1.0)
     layers = fields["layers"]
     kind = SLIDING if has_window(settings) else FULL
     return fields | read_windows(settings, layers, [kind] * layers)
 
 
-def phi3_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
-    """Returns the recipes of all parameters; see `Family.recipes`."""
+def _phi3_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
     heads, groups = config.heads, config.key_value_heads
     shares = (heads, groups, groups)
     fused = fused_parts("self_attention", QKV, "self_attn.qkv_proj", shares)
@@ -29,7 +27,7 @@ def phi3_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
 PHI3 = LLAMA.like(
     "phi3",
     "Phi-3, 3.5 and 4",
-    read_phi3,
-    recipes=phi3_recipes,
+    _read_phi3,
+    recipes=_phi3_recipes,
     more_inert={"resid_pdrop", "embd_pdrop"},
 )

@@ -8,8 +8,7 @@ from prompt_tuning.families.mixtral import MIXTRAL, read_mixtral
 from prompt_tuning.families.rotary_settings import read_short_magnitude
 
 
-def read_phimoe(settings: HuggingFaceSettings) -> ModelFields:
-    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
+def _read_phimoe(settings: HuggingFaceSettings) -> ModelFields:
     settings.require("num_experts_per_tok", 2, "SparseMixer chooses two")
     biased = settings.flag("attention_bias", False)
     fields = read_mixtral(settings.with_defaults({"num_experts_per_tok": 2}))
@@ -31,7 +30,7 @@ def read_phimoe(settings: HuggingFaceSettings) -> ModelFields:
 PHIMOE = MIXTRAL.like(
     "phimoe",
     "Phi 3.5 MoE",
-    read_phimoe,
+    _read_phimoe,
     inert=MIXTRAL.inert - {"router_jitter_noise", "pretraining_tp"}
     | {"input_jitter_noise"},
 )

@@ -16,8 +16,7 @@ NAMES = {
 }
 
 
-def read_pure_mamba(settings: HuggingFaceSettings) -> ModelFields:
-    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
+def _read_pure_mamba(settings: HuggingFaceSettings) -> ModelFields:
     fields = read_without_attention(settings, tied=True)
     layers, width = range(fields["layers"]), fields["width"]
     # Falcon Mamba 7B has another `expand`, which its size takes precedence over.
@@ -26,26 +25,25 @@ def read_pure_mamba(settings: HuggingFaceSettings) -> ModelFields:
     return fields | mixer | {"recurrent_norm": False}
 
 
-def read_falcon_mamba(settings: HuggingFaceSettings) -> ModelFields:
-    """Returns fields of `ModelConfig`; see `read_pure_mamba`."""
-    return read_pure_mamba(settings) | {
+def _read_falcon_mamba(settings: HuggingFaceSettings) -> ModelFields:
+    """Returns fields of `ModelConfig`; see `_read_pure_mamba`."""
+    return _read_pure_mamba(settings) | {
         **{"recurrent_norm": True, "recurrent_norm_scaled": False},
         "recurrent_norm_epsilon": settings.positive("mixer_rms_eps", 1e-6),
     }
 
 
-def pure_mamba_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
-    """Returns the recipes of all parameters; see `Family.recipes`."""
+def _pure_mamba_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
     return recipes_without_attention(config, names, mamba_tensors(config, "mixer"))
 
 
 MAMBA = MAMBA2.like(
     "mamba",
     "Mamba",
-    read_pure_mamba,
-    recipes=pure_mamba_recipes,
+    _read_pure_mamba,
+    recipes=_pure_mamba_recipes,
     inert=(MAMBA2.inert - {"chunk_size", "time_step_rank"})
     | {"use_mambapy", "use_associative_scan"}
     | {"time_step_init_scheme", "time_step_scale"},
 )
-FALCON_MAMBA = MAMBA.like("falcon_mamba", "Falcon Mamba", read_falcon_mamba)
+FALCON_MAMBA = MAMBA.like("falcon_mamba", "Falcon Mamba", _read_falcon_mamba)

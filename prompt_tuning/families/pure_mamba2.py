@@ -23,8 +23,7 @@ NAMES = SIZES | {"heads": "num_heads", "states": "state_size"}
 DEFAULTS = {"heads": 128, "groups": 8, "states": 128, "taps": 4}
 
 
-def read_pure_mamba2(settings: HuggingFaceSettings) -> ModelFields:
-    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
+def _read_pure_mamba2(settings: HuggingFaceSettings) -> ModelFields:
     settings.require("hidden_act", "silu", "the convolution has SiLU")
     settings.require("use_bias", False, "biases are not implemented")
     settings.require("use_conv_bias", True, "other convolutions are not implemented")
@@ -67,8 +66,7 @@ def read_without_attention(settings: HuggingFaceSettings, *, tied: bool) -> Mode
     }
 
 
-def pure_mamba2_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
-    """Returns the recipes of all parameters; see `Family.recipes`."""
+def _pure_mamba2_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
     output = {"mamba2/output": "mixer.out_proj"}
     projections = projection_names(config, output, mamba2_parts(config, "mixer"))
     mixer = mamba2_tensors(config, "mixer") | projections
@@ -93,8 +91,8 @@ def recipes_without_attention(
 MAMBA2 = Family(
     model_type="mamba2",
     title="Mamba-2",
-    read_fields=read_pure_mamba2,
-    recipes=pure_mamba2_recipes,
+    read_fields=_read_pure_mamba2,
+    recipes=_pure_mamba2_recipes,
     embedding_tables=(f"{STORED}{TABLE}", TABLE),
     base_prefix=STORED,
     inert=frozenset(

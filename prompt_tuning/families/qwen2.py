@@ -10,8 +10,7 @@ from prompt_tuning.families.llama_layout import read_rotated
 from prompt_tuning.families.rotary_settings import FULL, SLIDING
 
 
-def read_qwen2(settings: HuggingFaceSettings) -> ModelFields:
-    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
+def _read_qwen2(settings: HuggingFaceSettings) -> ModelFields:
     fields = read_rotated(settings)
     return fields | read_qwen_windows(settings, fields["layers"]) | {"biases": "qkv"}
 
@@ -27,7 +26,7 @@ def read_qwen_windows(settings: HuggingFaceSettings, layers: int) -> ModelFields
     return read_windows(settings, layers, kinds)
 
 
-def qwen2_settings(config: ModelConfig) -> dict[str, Any]:
+def _qwen2_settings(config: ModelConfig) -> dict[str, Any]:
     """Returns `config.json`, as `transformers.Qwen2Config` reads it."""
     settings = llama_settings(config)
     del settings["attention_bias"], settings["mlp_bias"]
@@ -38,4 +37,6 @@ def qwen2_settings(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-QWEN2 = LLAMA.like("qwen2", "Qwen 2 and 2.5", read_qwen2, write_settings=qwen2_settings)
+QWEN2 = LLAMA.like(
+    "qwen2", "Qwen 2 and 2.5", _read_qwen2, write_settings=_qwen2_settings
+)

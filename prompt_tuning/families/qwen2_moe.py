@@ -16,8 +16,7 @@ SHARED = {
 } | {"shared_gate": "shared_expert_gate"}
 
 
-def read_qwen2_moe(settings: HuggingFaceSettings) -> ModelFields:
-    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
+def _read_qwen2_moe(settings: HuggingFaceSettings) -> ModelFields:
     fields = read_rotated(settings)
     layers, last = fields["layers"], 0
     if settings.flag("use_sliding_window", False):
@@ -37,8 +36,7 @@ def read_qwen2_moe(settings: HuggingFaceSettings) -> ModelFields:
     )
 
 
-def qwen2_moe_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
-    """Returns the recipes of all parameters; see `Family.recipes`."""
+def _qwen2_moe_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
     return expert_layout.expert_recipes(config, names) | shared_experts(
         config, expert_layout.prefix_of(names)
     )
@@ -58,7 +56,7 @@ def shared_experts(config: ModelConfig, prefix: str) -> Recipes:
 QWEN2_MOE = LLAMA.like(
     "qwen2_moe",
     "Qwen 1.5 and 2, mixtures of experts",
-    read_qwen2_moe,
-    recipes=qwen2_moe_recipes,
+    _read_qwen2_moe,
+    recipes=_qwen2_moe_recipes,
     more_inert=expert_layout.BALANCING,
 )

@@ -6,8 +6,7 @@ from prompt_tuning.families.llama_layout import read_biases, read_rotated
 from prompt_tuning.families.qwen2 import read_qwen_windows
 
 
-def read_qwen3(settings: HuggingFaceSettings) -> ModelFields:
-    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
+def _read_qwen3(settings: HuggingFaceSettings) -> ModelFields:
     fields = read_rotated(settings, head_width=128)
     return (
         fields
@@ -19,4 +18,4 @@ def read_qwen3(settings: HuggingFaceSettings) -> ModelFields:
     )
 
 
-QWEN3 = LLAMA.like("qwen3", "Qwen 3 (dense)", read_qwen3)
+QWEN3 = LLAMA.like("qwen3", "Qwen 3 (dense)", _read_qwen3)

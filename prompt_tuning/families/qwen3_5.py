@@ -99,7 +99,7 @@ def qwen3_5_recipes(
     }
     some = bool(config.recurrent_layers)
     delta = OUTPUT if fused else DELTA
-    fused = fused or delta_parts(config, "linear_attn.in_proj_qkv")
+    fused = fused or _delta_parts(config, "linear_attn.in_proj_qkv")
     return llama_layout.layout_recipes(
         config,
         names,
@@ -111,16 +111,16 @@ def qwen3_5_recipes(
             **(delta if some else {}),
         },
         fused={**queries, **(fused if some else {})},
-        others=delta_tensors(config),
+        others=_delta_tensors(config),
     )
 
 
-def delta_parts(config: ModelConfig, module: str) -> dict[str, tuple[str, FusedPart]]:
+def _delta_parts(config: ModelConfig, module: str) -> dict[str, tuple[str, FusedPart]]:
     """Returns the parts of a module with all queries, then keys, then values."""
     return fused_parts("gated_delta", ORDER, module, memory_shares(config, ORDER))
 
 
-def delta_tensors(config: ModelConfig) -> LayerNames:
+def _delta_tensors(config: ModelConfig) -> LayerNames:
     """Returns a layer's tensors other than projections, in models with such layers."""
     if not config.recurrent_layers:
         return {}

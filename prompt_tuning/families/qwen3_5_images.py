@@ -19,8 +19,7 @@ READERS = {QWEN3_5_TEXT.model_type: read_qwen3_5}
 MOE_READERS = {QWEN3_5_MOE_TEXT.model_type: read_qwen3_5_moe}
 
 
-def qwen3_5_images_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
-    """Returns the recipes of all parameters; see `Family.recipes`."""
+def _qwen3_5_images_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
     prefix, head = text_part.part_names(names)
     recipes = qwen3_5_moe_recipes if config.experts else qwen3_5_recipes
     return recipes(config, names, prefix=prefix, head=head)
@@ -30,7 +29,7 @@ QWEN3_5 = QWEN3_5_TEXT.like(
     "qwen3_5",
     "Qwen 3.5 (dense) with images (text model only)",
     functools.partial(text_part.read_text_part, readers=READERS, tied=False),
-    **text_part.FIELDS | {"recipes": qwen3_5_images_recipes},
+    **text_part.FIELDS | {"recipes": _qwen3_5_images_recipes},
     unread_parts=("visual",),
     more_inert=text_part.IMAGE_SETTINGS,
 )

@@ -8,8 +8,7 @@ from prompt_tuning.families.llama_layout import read_rotated
 from prompt_tuning.families.rotary_settings import FULL, SLIDING
 
 
-def read_qwen3_moe(settings: HuggingFaceSettings) -> ModelFields:
-    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
+def _read_qwen3_moe(settings: HuggingFaceSettings) -> ModelFields:
     fields = read_rotated(settings)
     windows = settings.flag("use_sliding_window", False)
     kind = SLIDING if windows and "sliding_window" in settings else FULL
@@ -31,7 +30,7 @@ def read_qwen3_moe(settings: HuggingFaceSettings) -> ModelFields:
 QWEN3_MOE = LLAMA.like(
     "qwen3_moe",
     "Qwen 3, mixtures of experts",
-    read_qwen3_moe,
+    _read_qwen3_moe,
     recipes=expert_layout.expert_recipes,
     more_inert=expert_layout.BALANCING,
 )

@@ -9,8 +9,7 @@ from prompt_tuning.families.qwen3_5 import qwen3_5_recipes
 from prompt_tuning.families.qwen3_5_moe import QWEN3_5_MOE_TEXT, read_qwen3_5_moe
 
 
-def read_qwen3_next(settings: HuggingFaceSettings) -> ModelFields:
-    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
+def _read_qwen3_next(settings: HuggingFaceSettings) -> ModelFields:
     normalized = settings.flag("norm_topk_prob", True)
     return (
         read_qwen3_5_moe(settings)
@@ -19,8 +18,7 @@ def read_qwen3_next(settings: HuggingFaceSettings) -> ModelFields:
     )
 
 
-def qwen3_next_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
-    """Returns the recipes of all parameters; see `Family.recipes`."""
+def _qwen3_next_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
     groups = config.recurrent_key_heads
     values = config.recurrent_heads // max(groups, 1)
     keys, wide = config.recurrent_key_width, values * config.recurrent_width
@@ -38,5 +36,5 @@ def qwen3_next_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
 
 
 QWEN3_NEXT = QWEN3_5_MOE_TEXT.like(
-    "qwen3_next", "Qwen3-Next", read_qwen3_next, recipes=qwen3_next_recipes
+    "qwen3_next", "Qwen3-Next", _read_qwen3_next, recipes=_qwen3_next_recipes
 )

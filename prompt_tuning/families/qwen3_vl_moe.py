@@ -11,8 +11,7 @@ from prompt_tuning.families.qwen3_vl import QWEN3_VL
 from prompt_tuning.families.text_part import part_names, read_text_part
 
 
-def read_qwen3_vl_moe_text(settings: HuggingFaceSettings) -> ModelFields:
-    """Returns fields of `ModelConfig` for the text model; see `Family.read_fields`."""
+def _read_qwen3_vl_moe_text(settings: HuggingFaceSettings) -> ModelFields:
     fields = read_rotated(settings, base=500_000.0)
     count = "num_experts" if "num_experts" in settings else "num_local_experts"
     biased = settings.flag("attention_bias", False)
@@ -28,8 +27,7 @@ def read_qwen3_vl_moe_text(settings: HuggingFaceSettings) -> ModelFields:
     )
 
 
-def qwen3_vl_moe_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
-    """Returns the recipes of all parameters; see `Family.recipes`."""
+def _qwen3_vl_moe_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
     prefix, head = part_names(names)
     modules = expert_layout.ATTENTION | expert_layout.feed_forward_modules(config)
     layout = layout_recipes(config, names, prefix=prefix, head=head, modules=modules)
@@ -38,11 +36,11 @@ def qwen3_vl_moe_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
     )
 
 
-READERS = {"qwen3_vl_moe_text": read_qwen3_vl_moe_text}
+READERS = {"qwen3_vl_moe_text": _read_qwen3_vl_moe_text}
 QWEN3_VL_MOE = QWEN3_VL.like(
     "qwen3_vl_moe",
     "Qwen 3 VL (experts; text model only)",
     functools.partial(read_text_part, readers=READERS, tied=False),
-    recipes=qwen3_vl_moe_recipes,
+    recipes=_qwen3_vl_moe_recipes,
     more_inert=expert_layout.BALANCING | {"sliding_window"},
 )

@@ -18,16 +18,14 @@ HEAD = {
 }
 
 
-def read_roberta(settings: HuggingFaceSettings) -> ModelFields:
-    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
+def _read_roberta(settings: HuggingFaceSettings) -> ModelFields:
     pad = settings.integer("pad_token_id", 1, minimum=0)
     # The transform of tokens has GELU whatever the layers have.
     fields = read_bert(settings, first_position=pad + 1)
     return fields | {"pad_id": pad, "transform_activation": "gelu"}
 
 
-def roberta_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
-    """Returns the recipes of all parameters; see `Family.recipes`."""
+def _roberta_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
     first = config.pad_id + 1
     return bert_recipes(config, names, prefix=PREFIX, head=HEAD, first_position=first)
 
@@ -35,8 +33,8 @@ def roberta_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
 ROBERTA = Family(
     model_type="roberta",
     title="RoBERTa",
-    read_fields=read_roberta,
-    recipes=roberta_recipes,
+    read_fields=_read_roberta,
+    recipes=_roberta_recipes,
     embedding_tables=(PREFIX + TABLE, TABLE),
     base_prefix=PREFIX,
     head_name="lm_head.decoder.weight",

@@ -15,8 +15,7 @@ BIASES = {
 """Our name of the biases of queries, keys and values, of the output, and of the MLP."""
 
 
-def read_seed_oss(settings: HuggingFaceSettings) -> ModelFields:
-    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
+def _read_seed_oss(settings: HuggingFaceSettings) -> ModelFields:
     inward = settings.flag("attention_bias", True)
     outward = settings.flag("attention_out_bias", False)
     feed_forward = settings.flag("mlp_bias", False)
@@ -28,5 +27,5 @@ def read_seed_oss(settings: HuggingFaceSettings) -> ModelFields:
 
 
 SEED_OSS = LLAMA.like(
-    "seed_oss", "Seed-OSS", read_seed_oss, more_inert={"residual_dropout"}
+    "seed_oss", "Seed-OSS", _read_seed_oss, more_inert={"residual_dropout"}
 )

@@ -7,8 +7,7 @@ from prompt_tuning.families.llama_layout import read_biases, read_rotated
 from prompt_tuning.families.rotary_settings import FULL, SLIDING
 
 
-def read_smollm3(settings: HuggingFaceSettings) -> ModelFields:
-    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
+def _read_smollm3(settings: HuggingFaceSettings) -> ModelFields:
     fields = read_rotated(settings, tied=True, base=2_000_000.0)
     layers = fields["layers"]
     unrotated = read_unrotated(settings, layers)
@@ -28,4 +27,4 @@ def read_smollm3(settings: HuggingFaceSettings) -> ModelFields:
     )
 
 
-SMOLLM3 = LLAMA.like("smollm3", "SmolLM3", read_smollm3)
+SMOLLM3 = LLAMA.like("smollm3", "SmolLM3", _read_smollm3)

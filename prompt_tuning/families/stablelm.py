@@ -6,8 +6,7 @@ from prompt_tuning.families.llama_layout import read_layout
 from prompt_tuning.families.rotary_settings import read_rotary
 
 
-def read_stablelm(settings: HuggingFaceSettings) -> ModelFields:
-    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
+def _read_stablelm(settings: HuggingFaceSettings) -> ModelFields:
     reason = "a norm for each head, stored apart (StableLM 2 12B), is not implemented"
     settings.require("qk_layernorm", False, reason)
     fields = read_layout(settings)
@@ -30,6 +29,6 @@ def read_stablelm(settings: HuggingFaceSettings) -> ModelFields:
 STABLELM = LLAMA.like(
     "stablelm",
     "StableLM 3B, StableLM 2 1.6B",
-    read_stablelm,
+    _read_stablelm,
     more_inert={"hidden_dropout"},
 )

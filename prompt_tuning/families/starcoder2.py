@@ -11,8 +11,7 @@ from prompt_tuning.families.rotary_settings import FULL, SLIDING, read_rotary
 MODULES = PROJECTIONS | {"mlp/up": "mlp.c_fc", "mlp/down": "mlp.c_proj"}
 
 
-def read_starcoder2(settings: HuggingFaceSettings) -> ModelFields:
-    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
+def _read_starcoder2(settings: HuggingFaceSettings) -> ModelFields:
     fields = read_layout(settings, tied=True)
     width = settings.head_width(fields["width"], fields["heads"])
     activation = settings.text("hidden_act", "gelu_pytorch_tanh")
@@ -35,7 +34,7 @@ def read_starcoder2(settings: HuggingFaceSettings) -> ModelFields:
 STARCODER2 = LLAMA.like(
     "starcoder2",
     "StarCoder 2",
-    read_starcoder2,
+    _read_starcoder2,
     recipes=functools.partial(layout_recipes, modules=MODULES),
     more_inert={"residual_dropout", "embedding_dropout"},
 )

@@ -71,8 +71,7 @@ def read_t5(settings: HuggingFaceSettings, feed_forward: str = "relu") -> ModelF
     }
 
 
-def t5_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
-    """Returns the recipes of all parameters; see `Family.recipes`."""
+def _t5_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
     # Some checkpoints store the shared table only by the name in one of the stacks.
     usual = f"{PREFIX}shared.weight" if config.labels else TABLES[0]
     table = next((name for name in TABLES if name in names), usual)
@@ -121,7 +120,7 @@ def _stack_recipes(
     }
 
 
-def t5_settings(config: ModelConfig) -> dict[str, Any]:
+def _t5_settings(config: ModelConfig) -> dict[str, Any]:
     """Returns `config.json`, as `transformers.T5Config` reads it."""
     activation = activation_setting(config.activation)
     feed_forward = f"gated-{activation}" if config.gated else activation
@@ -156,8 +155,8 @@ T5 = Family(
     model_type="t5",
     title="T5 1.0 and 1.1, Flan-T5",
     read_fields=read_t5,
-    recipes=t5_recipes,
-    write_settings=t5_settings,
+    recipes=_t5_recipes,
+    write_settings=_t5_settings,
     embedding_tables=TABLES,
     prefix_aliases=(PREFIX,),
     class_layers=ClassLayers(

@@ -34,8 +34,7 @@ CROSS = {
 }
 
 
-def read_t5gemma(settings: HuggingFaceSettings) -> ModelFields:
-    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
+def _read_t5gemma(settings: HuggingFaceSettings) -> ModelFields:
     reason = "an encoder alone generates no text"
     settings.require("is_encoder_decoder", True, reason)
     encoder, decoder = (
@@ -66,8 +65,7 @@ def read_t5gemma(settings: HuggingFaceSettings) -> ModelFields:
     }
 
 
-def t5gemma_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
-    """Returns the recipes of all parameters; see `Family.recipes`."""
+def _t5gemma_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
     prefix = "" if TABLES[1] in names else PREFIX
     return {
         "token_embedder/embedding": Recipe((f"{prefix}encoder.embed_tokens.weight",)),
@@ -100,8 +98,8 @@ def _stack_recipes(
 T5GEMMA = Family(
     model_type="t5gemma",
     title="T5Gemma with an encoder and a decoder of one width",
-    read_fields=read_t5gemma,
-    recipes=t5gemma_recipes,
+    read_fields=_read_t5gemma,
+    recipes=_t5gemma_recipes,
     embedding_tables=TABLES,
     base_prefix=PREFIX,
     head_name=HEAD,
