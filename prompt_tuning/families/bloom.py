@@ -1,20 +1,26 @@
 """BLOOM: ALiBi, a norm of the embeddings, and projections fused per head."""
 
+from typing import Any
+
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families.class_labels import ClassLayers
-from prompt_tuning.families.family import (
-    Family,
-    Recipes,
-    StoredNames,
-    decoder_recipes,
-    fused_in_groups,
-    norm_names,
-    projection_names,
-)
+from prompt_tuning.families.family import Family, Recipes, StoredNames, fused_in_groups
 from prompt_tuning.families.gpt_neox import NORMS
 from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
+from prompt_tuning.families.llama_layout import layout_recipes
 
 PREFIX = "transformer."
+OUTSIDE: dict[str, Any] = {
+    "base": PREFIX,
+    "table": "word_embeddings",
+    "layers": "h",
+    "final_norm": "ln_f",
+}
+"""Names outside of the layers; see `layout_recipes`."""
+EMBEDDING_NORM = {
+    "embedding_norm/scale": "word_embeddings_layernorm.weight",
+    "embedding_norm/bias": "word_embeddings_layernorm.bias",
+}
 QKV = "self_attention.query_key_value"
 PROJECTIONS = {
     "self_attention/out": "self_attention.dense",
@@ -53,17 +59,16 @@ def _read_bloom(settings: HuggingFaceSettings) -> ModelFields:
 
 
 def _bloom_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
-    prefix = "" if "word_embeddings.weight" in names else PREFIX
-    layer = projection_names(config, PROJECTIONS, fused_in_groups(config, QKV))
-    layer |= norm_names(config, NORMS)
-    norm = f"{prefix}word_embeddings_layernorm"
-    tables = {
-        "token_embedder/embedding": f"{prefix}word_embeddings.weight",
-        "embedding_norm/scale": f"{norm}.weight",
-        "embedding_norm/bias": f"{norm}.bias",
-    }
-    pattern = f"{prefix}h.{{}}."
-    return decoder_recipes(config, tables, pattern, layer, f"{prefix}ln_f")
+    fused = fused_in_groups(config, QKV)
+    return layout_recipes(
+        config,
+        names,
+        fused=fused,
+        modules=PROJECTIONS,
+        norms=NORMS,
+        outside=EMBEDDING_NORM,
+        **OUTSIDE,
+    )
 
 
 BLOOM = Family(

@@ -1,17 +1,11 @@
 """Falcon: attention and feed-forward layer in parallel, few key/value heads, fused."""
 
 from prompt_tuning.core.model_config import ModelConfig
-from prompt_tuning.families.bloom import BLOOM, PREFIX, PROJECTIONS, QKV
-from prompt_tuning.families.family import (
-    Recipes,
-    StoredNames,
-    decoder_recipes,
-    fused_in_groups,
-    norm_names,
-    projection_names,
-)
+from prompt_tuning.families.bloom import BLOOM, OUTSIDE, PROJECTIONS, QKV
+from prompt_tuning.families.family import Recipes, StoredNames, fused_in_groups
 from prompt_tuning.families.gpt_neox import NORMS
 from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
+from prompt_tuning.families.llama_layout import layout_recipes
 from prompt_tuning.families.rotary_settings import read_rotary
 
 TWO_NORMS = {"self_attention_norm": "ln_attn", "mlp_norm": "ln_mlp"}
@@ -56,15 +50,11 @@ def _read_falcon(settings: HuggingFaceSettings) -> ModelFields:
 
 
 def _falcon_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
-    prefix = "" if "word_embeddings.weight" in names else PREFIX
-    norms = TWO_NORMS if config.parallel else NORMS
-    if config.shared_norm:
-        norms = {"self_attention_norm": NORMS["self_attention_norm"]}
-    layer = projection_names(config, PROJECTIONS, fused_in_groups(config, QKV))
-    layer |= norm_names(config, norms)
-    tables = {"token_embedder/embedding": f"{prefix}word_embeddings.weight"}
-    pattern = f"{prefix}h.{{}}."
-    return decoder_recipes(config, tables, pattern, layer, f"{prefix}ln_f")
+    norms = TWO_NORMS if config.parallel and not config.shared_norm else NORMS
+    fused = fused_in_groups(config, QKV)
+    return layout_recipes(
+        config, names, fused=fused, modules=PROJECTIONS, norms=norms, **OUTSIDE
+    )
 
 
 def cached_heads(config: ModelConfig) -> int:

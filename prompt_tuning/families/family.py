@@ -14,7 +14,7 @@ from prompt_tuning.checkpoints.stored_tensors import (
     layered,
     transpose,
 )
-from prompt_tuning.core.layer_kinds import MIXERS, layers_with
+from prompt_tuning.core.layer_kinds import MIXERS
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families.class_labels import OF_DECODERS, ClassLayers
 from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
@@ -210,32 +210,6 @@ def head_recipe(config: ModelConfig, name: str = "lm_head.weight") -> Recipes:
         bias = f"{name.removesuffix('weight')}bias"
         recipes["head/bias"] = Recipe((bias,))
     return recipes
-
-
-def decoder_recipes(
-    config: ModelConfig,
-    tables: Mapping[str, str],
-    pattern: str,
-    names: LayerNames,
-    final_norm: str,
-    head: str = "lm_head.weight",
-) -> Recipes:
-    """Returns the recipes of a decoder-only model.
-
-    `tables` has the stored name of each embedding table, by our path. See
-    `layer_recipes` for `pattern` and `names`.
-    """
-    return {
-        **{path: Recipe((name,)) for path, name in tables.items()},
-        **{
-            f"decoder/layers/{path}": layered(
-                pattern + name, layers_with(config, path), transform
-            )
-            for path, (name, transform) in names.items()
-        },
-        **final_norm_recipes(config, "decoder", final_norm),
-        **head_recipe(config, head),
-    }
 
 
 def token_settings(config: ModelConfig) -> dict[str, Any]:

@@ -9,8 +9,6 @@ from prompt_tuning.families.family import (
     Family,
     Recipes,
     StoredNames,
-    decoder_recipes,
-    norm_names,
     projection_names,
     token_settings,
 )
@@ -19,6 +17,7 @@ from prompt_tuning.families.hf_settings import (
     ModelFields,
     activation_setting,
 )
+from prompt_tuning.families.llama_layout import layout_recipes
 
 PREFIX = "transformer."
 SUMMARY = ("type", "use_proj", "activation", "proj_to_labels", "first_dropout")
@@ -31,6 +30,14 @@ FUSED = {
     f"self_attention/{name}": ("attn.c_attn", FusedPart(i, (1, 1, 1)))
     for i, name in enumerate(("query", "key", "value"))
 }
+OUTSIDE: dict[str, Any] = {
+    "base": PREFIX,
+    "table": "wte",
+    "layers": "h",
+    "final_norm": "ln_f",
+}
+"""Names outside of the layers; see `layout_recipes`."""
+POSITIONS = {"position_embedder/embedding": "wpe.weight"}
 NORMS = {"self_attention_norm": "ln_1", "mlp_norm": "ln_2"}
 
 
@@ -68,15 +75,16 @@ def read_gpt2_layout(settings: HuggingFaceSettings) -> ModelFields:
 
 
 def _gpt2_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
-    prefix = "" if "wte.weight" in names else PREFIX
-    layer = projection_names(config, PROJECTIONS, FUSED, kernel=identity)
-    layer |= norm_names(config, NORMS)
-    tables = {
-        "token_embedder/embedding": f"{prefix}wte.weight",
-        "position_embedder/embedding": f"{prefix}wpe.weight",
-    }
-    pattern = f"{prefix}h.{{}}."
-    return decoder_recipes(config, tables, pattern, layer, f"{prefix}ln_f")
+    kernels = projection_names(config, PROJECTIONS, FUSED, kernel=identity)
+    return layout_recipes(
+        config,
+        names,
+        modules={},
+        norms=NORMS,
+        others=kernels,
+        outside=POSITIONS,
+        **OUTSIDE,
+    )
 
 
 def _gpt2_settings(config: ModelConfig) -> dict[str, Any]:

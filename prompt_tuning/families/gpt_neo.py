@@ -1,19 +1,13 @@
 """GPT-Neo: a GPT-2 with windows in alternate layers and unscaled scores."""
 
+import functools
 from typing import Any
 
-from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families.class_labels import ClassLayers
-from prompt_tuning.families.family import (
-    Family,
-    Recipes,
-    StoredNames,
-    decoder_recipes,
-    norm_names,
-    projection_names,
-)
-from prompt_tuning.families.gpt2 import NORMS, PREFIX
+from prompt_tuning.families.family import Family
+from prompt_tuning.families.gpt2 import NORMS, OUTSIDE, POSITIONS, PREFIX
 from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
+from prompt_tuning.families.llama_layout import layout_recipes
 
 PROJECTIONS = {
     "self_attention/query": "attn.attention.q_proj",
@@ -68,22 +62,17 @@ def _local_layers(settings: HuggingFaceSettings, layers: int) -> tuple[int, ...]
     return tuple(layer for layer, kind in enumerate(kinds) if kind == "local")
 
 
-def _gpt_neo_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
-    prefix = "" if "wte.weight" in names else PREFIX
-    layer = projection_names(config, PROJECTIONS) | norm_names(config, NORMS)
-    tables = {
-        "token_embedder/embedding": f"{prefix}wte.weight",
-        "position_embedder/embedding": f"{prefix}wpe.weight",
-    }
-    pattern = f"{prefix}h.{{}}."
-    return decoder_recipes(config, tables, pattern, layer, f"{prefix}ln_f")
-
-
 GPT_NEO = Family(
     model_type="gpt_neo",
     title="GPT-Neo",
     read_fields=_read_gpt_neo,
-    recipes=_gpt_neo_recipes,
+    recipes=functools.partial(
+        layout_recipes,
+        modules=PROJECTIONS,
+        norms=NORMS,
+        outside=POSITIONS,
+        **OUTSIDE,
+    ),
     embedding_tables=("transformer.wte.weight", "wte.weight"),
     base_prefix=PREFIX,
     class_layers=ClassLayers(token_rows="classifier"),

@@ -2,17 +2,9 @@
 
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families.class_labels import ClassLayers
-from prompt_tuning.families.family import (
-    Family,
-    Recipes,
-    StoredNames,
-    decoder_recipes,
-    fused_in_groups,
-    norm_names,
-    projection_names,
-)
+from prompt_tuning.families.family import Family, Recipes, StoredNames, fused_in_groups
 from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
-from prompt_tuning.families.llama_layout import INERT, read_layout
+from prompt_tuning.families.llama_layout import INERT, layout_recipes, read_layout
 from prompt_tuning.families.rotary_settings import read_rotary
 
 PREFIX = "gpt_neox."
@@ -57,13 +49,16 @@ def _read_gpt_neox(settings: HuggingFaceSettings) -> ModelFields:
 
 
 def _gpt_neox_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
-    prefix = "" if "embed_in.weight" in names else PREFIX
-    fused = fused_in_groups(config, "attention.query_key_value")
-    layer = projection_names(config, PROJECTIONS, fused) | norm_names(config, NORMS)
-    tables = {"token_embedder/embedding": f"{prefix}embed_in.weight"}
-    pattern = f"{prefix}layers.{{}}."
-    norm = f"{prefix}final_layer_norm"
-    return decoder_recipes(config, tables, pattern, layer, norm, HEAD)
+    return layout_recipes(
+        config,
+        names,
+        fused=fused_in_groups(config, "attention.query_key_value"),
+        modules=PROJECTIONS,
+        base=PREFIX,
+        table="embed_in",
+        final_norm="final_layer_norm",
+        head=HEAD,
+    )
 
 
 GPT_NEOX = Family(

@@ -1,16 +1,11 @@
 """GPT-J: attention and feed-forward layer in parallel, interleaved rotary positions."""
 
-from prompt_tuning.core.model_config import ModelConfig
-from prompt_tuning.families.family import (
-    Family,
-    Recipes,
-    StoredNames,
-    decoder_recipes,
-    norm_names,
-    projection_names,
-)
-from prompt_tuning.families.gpt2 import PREFIX, read_gpt2_layout
+import functools
+
+from prompt_tuning.families.family import Family
+from prompt_tuning.families.gpt2 import OUTSIDE, PREFIX, read_gpt2_layout
 from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
+from prompt_tuning.families.llama_layout import layout_recipes
 from prompt_tuning.families.rotary_settings import read_rotary_dim
 
 PROJECTIONS = {
@@ -42,19 +37,13 @@ def _read_gptj(settings: HuggingFaceSettings) -> ModelFields:
     }
 
 
-def _gptj_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
-    prefix = "" if "wte.weight" in names else PREFIX
-    layer = projection_names(config, PROJECTIONS) | norm_names(config, NORMS)
-    tables = {"token_embedder/embedding": f"{prefix}wte.weight"}
-    pattern = f"{prefix}h.{{}}."
-    return decoder_recipes(config, tables, pattern, layer, f"{prefix}ln_f")
-
-
 GPTJ = Family(
     model_type="gptj",
     title="GPT-J",
     read_fields=_read_gptj,
-    recipes=_gptj_recipes,
+    recipes=functools.partial(
+        layout_recipes, modules=PROJECTIONS, norms=NORMS, **OUTSIDE
+    ),
     embedding_tables=("transformer.wte.weight", "wte.weight"),
     base_prefix=PREFIX,
     inert=frozenset(

@@ -7,13 +7,15 @@ Linear layers are stored `[out, in]`, as in all families except GPT-2. The choic
 from collections.abc import Mapping
 from typing import Any
 
-from prompt_tuning.checkpoints.stored_tensors import FusedPart
+from prompt_tuning.checkpoints.stored_tensors import FusedPart, Recipe, layered
+from prompt_tuning.core.layer_kinds import layers_with
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families.family import (
     LayerNames,
     Recipes,
     StoredNames,
-    decoder_recipes,
+    final_norm_recipes,
+    head_recipe,
     norm_names,
     projection_names,
 )
@@ -129,12 +131,16 @@ def layout_recipes(
     modules: Mapping[str, str] = PROJECTIONS,
     norms: Mapping[str, str] | None = None,
     query_key_norms: Mapping[str, str] = QUERY_KEY_NORMS,
-    final_norm: str = "norm",
-    prefix: str | None = None,
-    head: str = "lm_head.weight",
     others: LayerNames | None = None,
+    base: str = PREFIX,
+    prefix: str | None = None,
+    table: str = "embed_tokens",
+    layers: str = "layers",
+    final_norm: str = "norm",
+    head: str = "lm_head.weight",
+    outside: Mapping[str, str] | None = None,
 ) -> Recipes:
-    """Returns the recipes of all parameters; see `Family.recipes`.
+    """Returns the recipes of all parameters of a decoder-only model.
 
     Args:
       config: config of the model.
@@ -143,25 +149,38 @@ def layout_recipes(
       modules: module of each projection, if not as in Llama.
       norms: module of each norm in a layer, if not as in Llama.
       query_key_norms: modules of the norms of queries and keys, if there are any.
-      final_norm: module of the norm after the layers.
-      prefix: prefix of all names except the head's, if not as in Llama.
-      head: stored name of an untied head.
       others: names of more tensors in a layer.
+      base: prefix of the base model, which folders of a base model omit.
+      prefix: prefix of all names except the head's, if not the base model's or none.
+      table: module of the embedding table.
+      layers: module of all layers.
+      final_norm: module of the norm after the layers.
+      head: stored name of an untied head.
+      outside: names of more tensors outside of the layers and the head, by our paths.
     """
     if prefix is None:
-        prefix = "" if "embed_tokens.weight" in names else PREFIX
+        prefix = "" if f"{table}.weight" in names else base
     norms = norms or NORMS[config.norm_placement]
     if config.query_key_norm != "none":
         norms = {**norms, **query_key_norms}
     absent = {"mlp/gate"} if not config.gated else set()
     absent |= {"mlp_norm"} if config.shared_norm else set()
     norms, modules = (
-        {ours: name for ours, name in table.items() if ours not in absent}
-        for table in (norms, modules)
+        {ours: name for ours, name in names_of.items() if ours not in absent}
+        for names_of in (norms, modules)
     )
     layer = norm_names(config, norms) | projection_names(config, modules, fused)
     layer |= others or {}
-    tables = {"token_embedder/embedding": f"{prefix}embed_tokens.weight"}
-    pattern = f"{prefix}layers.{{}}."
-    norm = f"{prefix}{final_norm}"
-    return decoder_recipes(config, tables, pattern, layer, norm, head)
+    tables = {"token_embedder/embedding": f"{table}.weight", **(outside or {})}
+    stem = f"{prefix}{layers}.{{}}."
+    return {
+        **{path: Recipe((f"{prefix}{name}",)) for path, name in tables.items()},
+        **{
+            f"decoder/layers/{path}": layered(
+                stem + name, layers_with(config, path), transform
+            )
+            for path, (name, transform) in layer.items()
+        },
+        **final_norm_recipes(config, "decoder", f"{prefix}{final_norm}"),
+        **head_recipe(config, head),
+    }

@@ -10,14 +10,11 @@ from prompt_tuning.families.family import (
     Family,
     Recipes,
     StoredNames,
-    decoder_recipes,
     fused_parts,
-    norm_names,
-    projection_names,
 )
 from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 from prompt_tuning.families.layer_settings import read_windows
-from prompt_tuning.families.llama_layout import read_biases
+from prompt_tuning.families.llama_layout import layout_recipes, read_biases
 from prompt_tuning.families.rotary_settings import (
     FULL,
     SLIDING,
@@ -84,18 +81,20 @@ def _read_modernbert(settings: HuggingFaceSettings) -> ModelFields:
 
 
 def _modernbert_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
-    prefix = "" if TABLE in names else PREFIX
     fused = fused_parts("self_attention", QKV, "attn.Wqkv")
     fused |= fused_parts("mlp", GATED, "mlp.Wi")
-    modules = {"self_attention/out": "attn.Wo", "mlp/down": "mlp.Wo"}
-    norms = {"self_attention_norm": "attn_norm", "mlp_norm": "mlp_norm"}
-    layer = projection_names(config, modules, fused) | norm_names(config, norms)
-    tables = {
-        "token_embedder/embedding": prefix + TABLE,
-        "embedding_norm/scale": f"{prefix}embeddings.norm.weight",
-    }
-    arguments = (tables, f"{prefix}layers.{{}}.", layer, f"{prefix}final_norm")
-    recipes = decoder_recipes(config, *arguments, head="decoder.weight")
+    recipes = layout_recipes(
+        config,
+        names,
+        fused=fused,
+        modules={"self_attention/out": "attn.Wo", "mlp/down": "mlp.Wo"},
+        norms={"self_attention_norm": "attn_norm", "mlp_norm": "mlp_norm"},
+        base=PREFIX,
+        table="embeddings.tok_embeddings",
+        final_norm="final_norm",
+        head="decoder.weight",
+        outside={"embedding_norm/scale": "embeddings.norm.weight"},
+    )
     norm = recipes[f"decoder/layers/{NORM}"]
     # The first layer has none; the model leaves out what is read in its place.
     instead = recipes["decoder/layers/mlp_norm/scale"].sources[0]

@@ -1,22 +1,12 @@
 """Nemotron-H and Nemotron 3: one part per layer, with Mamba-2 as most mixers."""
 
-from prompt_tuning.checkpoints.stored_tensors import (
-    Transform,
-    identity,
-    layered,
-)
+from prompt_tuning.checkpoints.stored_tensors import identity, layered
 from prompt_tuning.core.layer_kinds import layers_with
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families.expert_layout import PATH, read_routing, separate_experts
-from prompt_tuning.families.family import (
-    Family,
-    Recipes,
-    StoredNames,
-    decoder_recipes,
-    projection_names,
-)
+from prompt_tuning.families.family import Family, Recipes, StoredNames
 from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
-from prompt_tuning.families.llama_layout import PREFIX, read_layout
+from prompt_tuning.families.llama_layout import PREFIX, layout_recipes, read_layout
 from prompt_tuning.families.mamba2_layout import (
     LINEAR,
     OLD_KINDS,
@@ -122,24 +112,22 @@ def _nemotron_h_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
         for path, stem in stems.items()
         for name in ("up", "down")
     }
-    layer: dict[str, tuple[str, Transform]] = {
-        "self_attention_norm/scale": ("norm.weight", identity)
-    }
     if config.recurrent_layers:
         modules |= {"mamba2/output": "mixer.out_proj"}
-    layer |= mamba2_tensors(config, "mixer")
-    parts = mamba2_parts(config, "mixer")
-    pattern = f"{prefix}layers.{{}}."
-    recipes = decoder_recipes(
+    recipes = layout_recipes(
         config,
-        {"token_embedder/embedding": f"{prefix}{TABLE}"},
-        pattern,
-        layer | projection_names(config, modules, parts),
-        f"{prefix}norm_f",
+        names,
+        fused=mamba2_parts(config, "mixer"),
+        modules=modules,
+        norms={"self_attention_norm": "norm"},
+        others=mamba2_tensors(config, "mixer"),
+        prefix=prefix,
+        table="embeddings",
+        final_norm="norm_f",
     )
     if not config.experts:
         return recipes
-    bias = f"{pattern}mixer.gate.e_score_correction_bias"
+    bias = f"{prefix}layers.{{}}.mixer.gate.e_score_correction_bias"
     sparse = layers_with(config, "mlp")
     return (
         recipes

@@ -2,15 +2,9 @@
 
 from prompt_tuning.checkpoints.stored_tensors import Recipe, RowsFrom
 from prompt_tuning.core.model_config import ModelConfig
-from prompt_tuning.families.family import (
-    Family,
-    Recipes,
-    StoredNames,
-    decoder_recipes,
-    norm_names,
-    projection_names,
-)
+from prompt_tuning.families.family import Family, Recipes, StoredNames
 from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
+from prompt_tuning.families.llama_layout import layout_recipes
 
 PREFIX = "model."
 FIRST_POSITION = 2
@@ -55,13 +49,17 @@ def _read_opt(settings: HuggingFaceSettings) -> ModelFields:
 
 def _opt_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
     prefix = "decoder." if "decoder.embed_tokens.weight" in names else "model.decoder."
-    layer = projection_names(config, PROJECTIONS) | norm_names(config, NORMS)
+    recipes = layout_recipes(
+        config,
+        names,
+        modules=PROJECTIONS,
+        norms=NORMS,
+        prefix=prefix,
+        final_norm="final_layer_norm",
+    )
     positions = Recipe(
         (f"{prefix}embed_positions.weight",), transform=RowsFrom(FIRST_POSITION)
     )
-    tables = {"token_embedder/embedding": f"{prefix}embed_tokens.weight"}
-    pattern, norm = f"{prefix}layers.{{}}.", f"{prefix}final_layer_norm"
-    recipes = decoder_recipes(config, tables, pattern, layer, norm)
     return recipes | {"position_embedder/embedding": positions}
 
 

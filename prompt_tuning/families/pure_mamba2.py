@@ -1,16 +1,15 @@
 """Mamba-2 (Dao and Gu 2024): only state-space mixers as layers."""
 
-from prompt_tuning.checkpoints.stored_tensors import identity
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families.family import (
     Family,
     LayerNames,
     Recipes,
     StoredNames,
-    decoder_recipes,
     projection_names,
 )
 from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
+from prompt_tuning.families.llama_layout import layout_recipes
 from prompt_tuning.families.mamba2_layout import (
     mamba2_parts,
     mamba2_tensors,
@@ -77,14 +76,15 @@ def recipes_without_attention(
     config: ModelConfig, names: StoredNames, mixer: LayerNames
 ) -> Recipes:
     """Returns the recipes of all parameters, from the names of a layer's mixer."""
-    prefix = "" if TABLE in names else STORED
-    norm = {"self_attention_norm/scale": ("norm.weight", identity)}
-    return decoder_recipes(
+    return layout_recipes(
         config,
-        {"token_embedder/embedding": f"{prefix}{TABLE}"},
-        f"{prefix}layers.{{}}.",
-        {**norm, **mixer},
-        f"{prefix}norm_f",
+        names,
+        modules={},
+        norms={"self_attention_norm": "norm"},
+        others=mixer,
+        base=STORED,
+        table="embeddings",
+        final_norm="norm_f",
     )
 
 
