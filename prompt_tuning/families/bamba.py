@@ -1,13 +1,12 @@
 """Bamba: Mamba-2, and attention in a few layers."""
 
 from prompt_tuning.core.model_config import ModelConfig
-from prompt_tuning.families import llama_layout, mamba2_layout
+from prompt_tuning.families import llama_layout, memory_layout
 from prompt_tuning.families.expert_layout import ATTENTION
 from prompt_tuning.families.family import Recipes, StoredNames
 from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 from prompt_tuning.families.llama import LLAMA
 
-DEFAULTS = {"heads": 128, "groups": 1, "states": 256, "taps": 4}
 NORMS = {"self_attention_norm": "input_layernorm", "mlp_norm": "pre_ff_layernorm"}
 
 
@@ -15,17 +14,12 @@ def _read_bamba(settings: HuggingFaceSettings) -> ModelFields:
     fields = llama_layout.read_rotated(settings, epsilon=1e-5, partial=0.5)
     attention = settings.sequence("attn_layer_indices", [])
     linear = [i for i in range(fields["layers"]) if i not in attention]
-    heads = settings.size("mamba_n_heads", DEFAULTS["heads"])
-    width = mamba2_layout.read_expansion(settings, fields["width"], heads)
-    return (
-        fields
-        | {
-            "biases": llama_layout.read_biases(settings),
-            "key_value_heads": settings.size("num_key_value_heads", 8),
-        }
-        | mamba2_layout.read_mamba2(settings, linear, width, sizes=DEFAULTS)
-        | mamba2_layout.read_step_limit(settings)
-    )
+    return {
+        **fields,
+        "biases": llama_layout.read_biases(settings),
+        "key_value_heads": settings.size("num_key_value_heads", 8),
+        **memory_layout.read_expanded(settings, linear, fields["width"]),
+    }
 
 
 def _bamba_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
@@ -39,8 +33,8 @@ def _bamba_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
         modules=ATTENTION | feed_forward | output,
         norms=NORMS,
         final_norm="final_layernorm",
-        fused=mamba2_layout.mamba2_parts(config),
-        others=mamba2_layout.mamba2_tensors(config),
+        fused=memory_layout.mamba2_parts(config),
+        others=memory_layout.mamba2_tensors(config),
     )
 
 

@@ -148,13 +148,11 @@ BART = Family(
     ),
     base_prefix=PREFIX,
     logit_bias=(LOGIT_BIAS,),
-    inert=frozenset(
-        {
-            *("dropout", "attention_dropout", "activation_dropout", "init_std"),
-            *("encoder_layerdrop", "decoder_layerdrop", "classifier_dropout"),
-            *("use_cache", "is_encoder_decoder", "is_decoder"),
-            # It ends what transformers generates at its maximum length.
-            "forced_eos_token_id",
-        }
-    ),
+    inert={
+        *("dropout", "attention_dropout", "activation_dropout", "init_std"),
+        *("encoder_layerdrop", "decoder_layerdrop", "classifier_dropout"),
+        *("use_cache", "is_encoder_decoder", "is_decoder"),
+        # It ends what transformers generates at its maximum length.
+        "forced_eos_token_id",
+    },
 )

@@ -36,12 +36,10 @@ NORMS = {
     "self_attention_out_norm": "attention.output.LayerNorm",
     "mlp_out_norm": "output.LayerNorm",
 }
-INERT = frozenset(
-    {
-        *("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range"),
-        *("use_cache", "classifier_dropout"),
-    }
-)
+INERT = {
+    *("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range"),
+    *("use_cache", "classifier_dropout"),
+}
 
 
 def read_bert(settings: HuggingFaceSettings, *, first_position: int = 0) -> ModelFields:

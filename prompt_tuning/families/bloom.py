@@ -79,10 +79,8 @@ BLOOM = Family(
     embedding_tables=("transformer.word_embeddings.weight", "word_embeddings.weight"),
     base_prefix=PREFIX,
     class_layers=ClassLayers(token_rows="classifier"),
-    inert=frozenset(
-        {
-            *("hidden_dropout", "attention_dropout", "initializer_range", "use_cache"),
-            *("pretraining_tp", "slow_but_exact"),  # how sums are computed
-        }
-    ),
+    inert={
+        *("hidden_dropout", "attention_dropout", "initializer_range", "use_cache"),
+        *("pretraining_tp", "slow_but_exact"),  # how sums are computed
+    },
 )

@@ -8,34 +8,28 @@ from prompt_tuning.families.family import Recipes, StoredNames
 from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 from prompt_tuning.families.layer_settings import alternating, read_windows
 from prompt_tuning.families.llama import LLAMA
-from prompt_tuning.families.llama_layout import layout_recipes, read_layout
-from prompt_tuning.families.rotary_settings import read_rotary
+from prompt_tuning.families.llama_layout import layout_recipes, read_rotated
 
 
 def _read_cohere(settings: HuggingFaceSettings) -> ModelFields:
-    fields = _read_cohere_layout(settings)
-    normed = settings.flag("use_qk_norm", False)
-    return (
-        fields
-        | read_rotary(settings, fields["head_width"], base=500_000.0)
-        | {"query_key_norm": "each_head" if normed else "none"}
-    )
+    normed = "each_head" if settings.flag("use_qk_norm", False) else "none"
+    return _read_cohere_layout(settings, 500_000.0) | {"query_key_norm": normed}
 
 
 def _read_cohere2(settings: HuggingFaceSettings) -> ModelFields:
     """Returns fields of `ModelConfig`; only layers with a window are rotated."""
-    fields = _read_cohere_layout(settings)
+    fields = _read_cohere_layout(settings, 10_000.0)
     layers = fields["layers"]
     kinds = alternating(layers, settings.size("sliding_window_pattern", 4))
     windows = read_windows(settings, layers, kinds)
     rotated = windows.get("windowed_layers", ())
     unrotated = tuple(layer for layer in range(layers) if layer not in rotated)
-    rotary = read_rotary(settings, fields["head_width"])
-    return fields | rotary | windows | {"unrotated_layers": unrotated}
+    return fields | windows | {"unrotated_layers": unrotated}
 
 
-def _read_cohere_layout(settings: HuggingFaceSettings) -> ModelFields:
-    fields = read_layout(settings, tied=True)
+def _read_cohere_layout(settings: HuggingFaceSettings, base: float) -> ModelFields:
+    """Reads the fields of both versions; `base` is the default of `rope_theta`."""
+    fields = read_rotated(settings, tied=True, base=base)
     biases = "attention" if settings.flag("attention_bias", False) else "none"
     return fields | {
         "norm": "layer_scale",

@@ -30,21 +30,19 @@ def _read_deepseek_v3(settings: HuggingFaceSettings) -> ModelFields:
     fields = read_layout(settings)
     heads = fields["heads"]
     settings.require("num_key_value_heads", heads, "each head has its own keys")
-    return (
-        fields
-        | read_rotary(settings, rotated)
-        | expert_layout.read_routed_experts(settings)
-        | {
-            "rotary_width": rotated,
-            "rotary_interleaved": settings.flag("rope_interleave", True),
-            "head_width": width,
-            "value_width": settings.size("v_head_dim"),
-            "key_value_rank": settings.size("kv_lora_rank"),
-            "query_rank": settings.size("q_lora_rank", 1536) if compressed else 0,
-            "attention_multiplier": width**-0.5 * read_score_scale(settings),
-            "biases": "latent" if settings.flag("attention_bias", False) else "none",
-        }
-    )
+    return {
+        **fields,
+        **read_rotary(settings, rotated),
+        **expert_layout.read_routed_experts(settings),
+        "rotary_width": rotated,
+        "rotary_interleaved": settings.flag("rope_interleave", True),
+        "head_width": width,
+        "value_width": settings.size("v_head_dim"),
+        "key_value_rank": settings.size("kv_lora_rank"),
+        "query_rank": settings.size("q_lora_rank", 1536) if compressed else 0,
+        "attention_multiplier": width**-0.5 * read_score_scale(settings),
+        "biases": "latent" if settings.flag("attention_bias", False) else "none",
+    }
 
 
 def _deepseek_v3_recipes(config: ModelConfig, names: StoredNames) -> Recipes:

@@ -65,12 +65,10 @@ DISTILBERT = Family(
     logit_bias=("vocab_projector.bias",),
     class_layers=ClassLayers("classifier", "pre_classifier", "", "relu"),
     unread_modules=("vocab_transform", "pre_classifier", "classifier"),
-    inert=frozenset(
-        {
-            *("dropout", "attention_dropout", "initializer_range"),
-            *("qa_dropout", "seq_classif_dropout"),
-            # The table of positions is stored in any case.
-            "sinusoidal_pos_embds",
-        }
-    ),
+    inert={
+        *("dropout", "attention_dropout", "initializer_range"),
+        *("qa_dropout", "seq_classif_dropout"),
+        # The table of positions is stored in any case.
+        "sinusoidal_pos_embds",
+    },
 )

@@ -3,14 +3,13 @@
 from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 from prompt_tuning.families.layer_settings import alternating, read_windows
 from prompt_tuning.families.llama import LLAMA
-from prompt_tuning.families.llama_layout import read_layout
-from prompt_tuning.families.rotary_settings import FULL, read_rotary
+from prompt_tuning.families.llama_layout import read_rotated
+from prompt_tuning.families.rotary_settings import FULL
 
 
 def _read_exaone4(settings: HuggingFaceSettings) -> ModelFields:
-    fields = read_layout(settings, epsilon=1e-5)
+    fields = read_rotated(settings, epsilon=1e-5)
     layers, windows = fields["layers"], {}
-    rotary = read_rotary(settings, fields["head_width"])
     if "sliding_window" in settings:
         kinds = []
         if "layer_types" not in settings:
@@ -23,15 +22,12 @@ def _read_exaone4(settings: HuggingFaceSettings) -> ModelFields:
     else:
         reason = "there is no sliding_window"
         settings.require("layer_types", [FULL] * layers, reason)
-    return (
-        fields
-        | rotary
-        | windows
-        | {
-            "norm_placement": "after",
-            "query_key_norm": "head",
-        }
-    )
+    return {
+        **fields,
+        **windows,
+        "norm_placement": "after",
+        "query_key_norm": "head",
+    }
 
 
 EXAONE4 = LLAMA.like("exaone4", "EXAONE 4", _read_exaone4)

@@ -9,7 +9,7 @@ from prompt_tuning.checkpoints.stored_tensors import (
 )
 from prompt_tuning.core.layer_kinds import layers_with
 from prompt_tuning.core.model_config import ModelConfig
-from prompt_tuning.families.family import Recipes, StoredNames
+from prompt_tuning.families.family import LayerNames, Recipes, StoredNames
 from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 from prompt_tuning.families.llama_layout import PREFIX, PROJECTIONS, layout_recipes
 
@@ -20,7 +20,7 @@ PATH = "decoder/layers/mlp"
 DENSE = {f"dense_{ours}": name for ours, name in PROJECTIONS.items() if "mlp" in ours}
 LAYERS = "num_hidden_layers"
 PARTS = ("gate_proj", "up_proj", "down_proj")
-BALANCING = frozenset({"output_router_logits", "router_aux_loss_coef"})
+BALANCING = {"output_router_logits", "router_aux_loss_coef"}
 """Settings of losses that balance the load of experts, in training of the router."""
 
 
@@ -82,6 +82,18 @@ def expert_recipes(
     return layout_recipes(config, names, modules=modules) | experts
 
 
+def expert_tensors(config: ModelConfig, prefix: str, names: LayerNames) -> Recipes:
+    """Returns the recipes of tensors in all layers with experts.
+
+    `names` are behind `prefix` and the layer's, by the paths within the experts' block.
+    """
+    layers = layers_with(config, "mlp")
+    return {
+        f"{PATH}/{ours}": layered(f"{prefix}layers.{{}}.{name}", layers, part)
+        for ours, (name, part) in names.items()
+    }
+
+
 def separate_experts(
     config: ModelConfig,
     prefix: str,
@@ -97,9 +109,8 @@ def separate_experts(
     """
     pattern = f"{prefix}layers.{{}}.{block}."
     layers, count = layers_with(config, "mlp"), config.experts
-    recipes = {
-        f"{PATH}/router/kernel": layered(f"{pattern}{router}.weight", layers, transpose)
-    }
+    router = f"{block}.{router}.weight"
+    recipes = expert_tensors(config, prefix, {"router/kernel": (router, transpose)})
     for ours, part in zip(("gate", "up", "down")[-len(parts) :], parts, strict=True):
         sources = tuple(
             f"{pattern.format(layer)}experts.{expert}.{part}.weight"
@@ -126,17 +137,16 @@ def routed_experts(config: ModelConfig, prefix: str) -> Recipes:
     `prefix` is the prefix of layers' names.
     """
     tensors = {
-        "router_correction": ("gate.e_score_correction_bias", identity),
+        "router_correction": ("mlp.gate.e_score_correction_bias", identity),
         **{
-            f"shared/{ours}/kernel": (f"shared_experts.{ours}_proj.weight", transpose)
+            f"shared/{ours}/kernel": (
+                f"mlp.shared_experts.{ours}_proj.weight",
+                transpose,
+            )
             for ours in ("gate", "up", "down")
         },
     }
-    layers = layers_with(config, "mlp")
-    routing = {
-        f"{PATH}/{ours}": layered(f"{prefix}layers.{{}}.mlp.{name}", layers, transform)
-        for ours, (name, transform) in tensors.items()
-    }
+    routing = expert_tensors(config, prefix, tensors)
     return separate_experts(config, prefix) | routing
 
 
@@ -188,11 +198,7 @@ def fused_experts(
         "expert_up": (inward, FusedExperts(1, 2)),
         "expert_down": (outward, FusedExperts()),
     }
-    layers = layers_with(config, "mlp")
-    return {
-        f"{PATH}/{ours}": layered(f"{prefix}layers.{{}}.{name}", layers, part)
-        for ours, (name, part) in tensors.items()
-    }
+    return expert_tensors(config, prefix, tensors)
 
 
 def turned_experts(
@@ -206,8 +212,4 @@ def turned_experts(
         "expert_up": (f"{experts}.gate_up_proj", TurnedExperts(1, 2, both)),
         "expert_down": (f"{experts}.down_proj", TurnedExperts(0, 1, width)),
     }
-    layers = layers_with(config, "mlp")
-    return {
-        f"{PATH}/{ours}": layered(f"{prefix}layers.{{}}.{name}", layers, part)
-        for ours, (name, part) in tensors.items()
-    }
+    return expert_tensors(config, prefix, tensors)

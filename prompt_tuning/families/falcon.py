@@ -71,7 +71,5 @@ FALCON = BLOOM.like(
     _read_falcon,
     recipes=_falcon_recipes,
     cached_heads=cached_heads,
-    inert=frozenset(
-        {"hidden_dropout", "attention_dropout", "initializer_range", "use_cache"}
-    ),
+    inert={"hidden_dropout", "attention_dropout", "initializer_range", "use_cache"},
 )

@@ -1,11 +1,10 @@
 """Falcon-H1: attention and Mamba-2 next to each other in every layer."""
 
-from prompt_tuning.families import mamba2_layout
+from prompt_tuning.families import memory_layout
 from prompt_tuning.families.bamba import BAMBA
 from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 from prompt_tuning.families.llama_layout import read_rotated
 
-DEFAULTS = {"heads": 128, "groups": 1, "states": 256, "taps": 4}
 FACTORS = {
     "attention_in_multiplier": tuple(
         f"self_attention/{x}" for x in ("query", "key", "value")
@@ -28,28 +27,23 @@ def _read_falcon_h1(settings: HuggingFaceSettings) -> ModelFields:
     for name in ("attention_bias", "mlp_bias", "projectors_bias"):
         settings.require(name, False, "biases are not implemented")
     fields = read_rotated(settings, epsilon=1e-5)
-    heads = settings.size("mamba_n_heads", DEFAULTS["heads"])
     inner = None  # a null stands for the expanded width
     if settings.values.get("mamba_d_ssm", 0) is not None:
         inner = settings.size("mamba_d_ssm", 1024)
-    width = mamba2_layout.read_expansion(settings, fields["width"], heads, inner)
     normalized = settings.flag("mamba_rms_norm", False)
     if normalized and settings.flag("mamba_norm_before_gate", True):
         settings.refuse("mamba_norm_before_gate", "False: other norms are unknown")
-    layers = range(fields["layers"])
-    return (
-        fields
-        | mamba2_layout.read_mamba2(settings, layers, width, sizes=DEFAULTS)
-        | mamba2_layout.read_step_limit(settings)
-        | {
-            "key_value_heads": settings.size("num_key_value_heads", 8),
-            "recurrence_beside_attention": True,
-            "recurrent_norm": normalized,
-            "embedding_multiplier": settings.positive("embedding_multiplier", 1.0),
-            "logit_multiplier": settings.positive("lm_head_multiplier", 1.0),
-            "projection_multipliers": _read_multipliers(settings),
-        }
-    )
+    layers, width = range(fields["layers"]), fields["width"]
+    return {
+        **fields,
+        **memory_layout.read_expanded(settings, layers, width, inner),
+        "key_value_heads": settings.size("num_key_value_heads", 8),
+        "recurrence_beside_attention": True,
+        "recurrent_norm": normalized,
+        "embedding_multiplier": settings.positive("embedding_multiplier", 1.0),
+        "logit_multiplier": settings.positive("lm_head_multiplier", 1.0),
+        "projection_multipliers": _read_multipliers(settings),
+    }
 
 
 def _read_multipliers(settings: HuggingFaceSettings) -> tuple[tuple[str, float], ...]:

@@ -1,7 +1,7 @@
 """Definition of a model family: its `config.json`, tensor names, and writer."""
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -94,7 +94,7 @@ class Family:
     scales_ids: bool = False
     buffers: Buffers = lambda config, names: {}
     class_layers: ClassLayers = OF_DECODERS
-    inert: frozenset[str] = frozenset()
+    inert: Set[str] = frozenset()
 
     def like(
         self,
@@ -102,14 +102,14 @@ class Family:
         title: str,
         read_fields: Callable[[HuggingFaceSettings], ModelFields],
         *,
-        more_inert: Collection[str] = (),
+        more_inert: Set[str] = frozenset(),
         **changes: Any,
     ) -> "Family":
         """Returns a family with other fields, whose models are only read by default.
 
         `more_inert` adds to `inert`; `changes` replace any other attributes.
         """
-        inert = self.inert.union(more_inert)
+        inert = self.inert | more_inert
         own = dict(model_type=model_type, title=title, read_fields=read_fields)
         changes = {"write_settings": None, "inert": inert} | own | changes
         return dataclasses.replace(self, **changes)

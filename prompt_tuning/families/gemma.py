@@ -2,8 +2,7 @@
 
 from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 from prompt_tuning.families.llama import LLAMA
-from prompt_tuning.families.llama_layout import read_biases, read_layout
-from prompt_tuning.families.rotary_settings import read_rotary
+from prompt_tuning.families.llama_layout import read_biases, read_rotated
 
 CAUSAL = "attention in both directions is not implemented"
 
@@ -12,14 +11,18 @@ def _read_gemma(settings: HuggingFaceSettings) -> ModelFields:
     # Early folders name another activation, but were trained with this one.
     settings.choose("hidden_act", ("gelu", "gelu_pytorch_tanh"))
     settings.choose("hidden_activation", ("gelu", "gelu_pytorch_tanh"))
-    fields = read_gemma_layout(settings)
-    return fields | read_rotary(settings, fields["head_width"])
+    return read_gemma_layout(settings)
 
 
-def read_gemma_layout(settings: HuggingFaceSettings) -> ModelFields:
-    """Returns the fields of `ModelConfig` that all versions of Gemma share."""
+def read_gemma_layout(
+    settings: HuggingFaceSettings, base: float = 10_000.0
+) -> ModelFields:
+    """Returns the fields of `ModelConfig` that Gemma 1 to 3 share.
+
+    `base` is the default base of rotary frequencies.
+    """
     settings.require("use_bidirectional_attention", False, CAUSAL)
-    fields = read_layout(settings, tied=True, head_width=256)
+    fields = read_rotated(settings, tied=True, head_width=256, base=base)
     return fields | {
         "key_value_heads": settings.size("num_key_value_heads"),
         "activation": "gelu_tanh",

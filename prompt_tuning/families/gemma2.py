@@ -7,7 +7,6 @@ from prompt_tuning.families.layer_settings import (
     read_soft_caps,
     read_windows,
 )
-from prompt_tuning.families.rotary_settings import read_rotary
 
 SIZES = {
     "vocab_size": 256_000,
@@ -28,13 +27,13 @@ def read_gemma2(settings: HuggingFaceSettings) -> ModelFields:
     settings.choose("hidden_activation", ("gelu_pytorch_tanh",))
     fields = read_gemma_layout(settings)
     scalar = settings.positive("query_pre_attn_scalar", 256)
-    return (
-        fields
-        | read_rotary(settings, fields["head_width"])
-        | read_windows(settings, fields["layers"], alternating(fields["layers"], 2))
-        | {"norm_placement": "around", "attention_multiplier": scalar**-0.5}
-        | read_soft_caps(settings, attention=50.0, logits=30.0)
-    )
+    return {
+        **fields,
+        **read_windows(settings, fields["layers"], alternating(fields["layers"], 2)),
+        "norm_placement": "around",
+        "attention_multiplier": scalar**-0.5,
+        **read_soft_caps(settings, attention=50.0, logits=30.0),
+    }
 
 
 GEMMA2 = GEMMA.like("gemma2", "Gemma 2", read_gemma2)

@@ -7,7 +7,7 @@ from prompt_tuning.families import layer_settings, text_part
 from prompt_tuning.families.gemma import GEMMA, read_gemma_layout
 from prompt_tuning.families.gemma2 import SIZES
 from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
-from prompt_tuning.families.rotary_settings import read_rotary, read_window_rotary
+from prompt_tuning.families.rotary_settings import read_window_rotary
 
 TEXT_DEFAULTS = {
     **SIZES,
@@ -22,24 +22,21 @@ def _read_gemma3(settings: HuggingFaceSettings) -> ModelFields:
     settings.choose("hidden_activation", ("gelu_pytorch_tanh",))
     ignored = "transformers ignores it in Gemma 3"
     settings.require("attn_logit_softcapping", None, ignored)
-    fields = read_gemma_layout(settings)
+    fields = read_gemma_layout(settings, base=1_000_000.0)
     layers = fields["layers"]
     pattern = layer_settings.alternating(
         layers, settings.size("sliding_window_pattern", 6)
     )
     local_base = settings.positive("rope_local_base_freq", 10_000.0)
-    return (
-        fields
-        | read_rotary(settings, fields["head_width"], base=1_000_000.0)
-        | layer_settings.read_windows(settings, layers, pattern)
-        | read_window_rotary(settings, local_base)
-        | {
-            "norm_placement": "around",
-            "query_key_norm": "head",
-            "attention_multiplier": settings.positive("query_pre_attn_scalar") ** -0.5,
-        }
-        | layer_settings.read_soft_caps(settings)
-    )
+    return {
+        **fields,
+        **layer_settings.read_windows(settings, layers, pattern),
+        **read_window_rotary(settings, local_base),
+        "norm_placement": "around",
+        "query_key_norm": "head",
+        "attention_multiplier": settings.positive("query_pre_attn_scalar") ** -0.5,
+        **layer_settings.read_soft_caps(settings),
+    }
 
 
 def _read_gemma3_with_images(settings: HuggingFaceSettings) -> ModelFields:

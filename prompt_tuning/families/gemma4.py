@@ -80,30 +80,28 @@ def _read_gemma4(settings: HuggingFaceSettings) -> ModelFields:
         settings.refuse("layer_types", f"{FULL!r} as the last one")
     wide, groups = _full_sizes(settings, windows, fields["key_value_heads"])
     alike = settings.flag("attention_k_eq_v", False)
-    return (
-        fields
-        | windows
-        | _read_sharing(settings, fields)
-        | _read_experts(settings, fields)
-        | read_proportional(settings, wide, base=1_000_000.0, partial=0.25)
-        | read_window_rotary(settings, 10_000.0)
-        | {
-            "activation": "gelu_tanh",
-            "biases": llama_layout.read_biases(settings),
-            "head_width": wide,
-            "windowed_head_width": width,
-            "full_key_value_heads": groups,
-            "keys_as_values": alike,
-            "value_norm": True,
-            "layer_factors": True,
-            "norm_placement": "around",
-            "query_key_norm": "head",
-            "attention_multiplier": 1.0,
-            "embedding_multiplier": fields["width"] ** 0.5,
-            "logit_soft_cap": settings.value("final_logit_softcapping", None)
-            and settings.positive("final_logit_softcapping"),
-        }
-    )
+    return {
+        **fields,
+        **windows,
+        **_read_sharing(settings, fields),
+        **_read_experts(settings, fields),
+        **read_proportional(settings, wide, base=1_000_000.0, partial=0.25),
+        **read_window_rotary(settings, 10_000.0),
+        "activation": "gelu_tanh",
+        "biases": llama_layout.read_biases(settings),
+        "head_width": wide,
+        "windowed_head_width": width,
+        "full_key_value_heads": groups,
+        "keys_as_values": alike,
+        "value_norm": True,
+        "layer_factors": True,
+        "norm_placement": "around",
+        "query_key_norm": "head",
+        "attention_multiplier": 1.0,
+        "embedding_multiplier": fields["width"] ** 0.5,
+        "logit_soft_cap": settings.value("final_logit_softcapping", None)
+        and settings.positive("final_logit_softcapping"),
+    }
 
 
 def _read_sharing(

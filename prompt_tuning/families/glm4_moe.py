@@ -8,14 +8,12 @@ from prompt_tuning.families.llama_layout import read_rotated
 
 def _read_glm4_moe(settings: HuggingFaceSettings) -> ModelFields:
     fields = read_rotated(settings, epsilon=1e-5, partial=0.5)
-    return (
-        fields
-        | expert_layout.read_routed_experts(settings)
-        | {
-            "query_key_norm": "head" if settings.flag("use_qk_norm", False) else "none",
-            "biases": "qkv" if settings.flag("attention_bias", False) else "none",
-        }
-    )
+    return {
+        **fields,
+        **expert_layout.read_routed_experts(settings),
+        "query_key_norm": "head" if settings.flag("use_qk_norm", False) else "none",
+        "biases": "qkv" if settings.flag("attention_bias", False) else "none",
+    }
 
 
 # Further layers that predict more tokens at once are not read.

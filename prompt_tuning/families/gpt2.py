@@ -115,11 +115,9 @@ GPT2 = Family(
     embedding_tables=("transformer.wte.weight", "wte.weight"),
     base_prefix=PREFIX,
     class_layers=ClassLayers(token_rows="classifier"),
-    inert=frozenset(
-        {
-            *("resid_pdrop", "embd_pdrop", "attn_pdrop", "initializer_range"),
-            *("use_cache", "reorder_and_upcast_attn"),
-            *(f"summary_{name}" for name in SUMMARY),
-        }
-    ),
+    inert={
+        *("resid_pdrop", "embd_pdrop", "attn_pdrop", "initializer_range"),
+        *("use_cache", "reorder_and_upcast_attn"),
+        *(f"summary_{name}" for name in SUMMARY),
+    },
 )

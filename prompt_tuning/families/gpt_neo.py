@@ -76,11 +76,9 @@ GPT_NEO = Family(
     embedding_tables=("transformer.wte.weight", "wte.weight"),
     base_prefix=PREFIX,
     class_layers=ClassLayers(token_rows="classifier"),
-    inert=frozenset(
-        {
-            *("resid_dropout", "embed_dropout", "attention_dropout"),
-            *("classifier_dropout", "initializer_range", "use_cache"),
-            "attention_layers",  # derived from attention_types
-        }
-    ),
+    inert={
+        *("resid_dropout", "embed_dropout", "attention_dropout"),
+        *("classifier_dropout", "initializer_range", "use_cache"),
+        "attention_layers",  # derived from attention_types
+    },
 )

@@ -21,31 +21,25 @@ NORMS = {
 
 
 def _read_gpt_neox(settings: HuggingFaceSettings) -> ModelFields:
-    fields = read_layout(settings)
-    width, heads = fields["width"], fields["heads"]
-    head_width = settings.head_width(width, heads)
+    fields = read_layout(settings, divided=True)
     base = settings.positive("rotary_emb_base", 10_000.0)
     partial = settings.number("rotary_pct", 0.25, minimum=0, maximum=1)
     reason = "transformers reads rotary_emb_base and rotary_pct of this family"
     settings.require("rope_theta", base, reason)
     settings.require("partial_rotary_factor", partial, reason)
-    rotary = read_rotary(
-        settings, head_width, base=base, partial=partial, partial_name="rotary_pct"
-    )
-    return (
-        fields
-        | rotary
-        | {
-            "key_value_heads": heads,
-            "head_width": head_width,
-            "norm": "layer",
-            "norm_epsilon": settings.positive("layer_norm_eps", 1e-5),
-            "parallel": settings.flag("use_parallel_residual", True),
-            "activation": settings.activation(settings.text("hidden_act", "gelu")),
-            "gated": False,
-            "biases": "all" if settings.flag("attention_bias", True) else "mlp",
-        }
-    )
+    width, name = fields["head_width"], "rotary_pct"
+    rotary = read_rotary(settings, width, base=base, partial=partial, partial_name=name)
+    return {
+        **fields,
+        **rotary,
+        "key_value_heads": fields["heads"],
+        "norm": "layer",
+        "norm_epsilon": settings.positive("layer_norm_eps", 1e-5),
+        "parallel": settings.flag("use_parallel_residual", True),
+        "activation": settings.activation(settings.text("hidden_act", "gelu")),
+        "gated": False,
+        "biases": "all" if settings.flag("attention_bias", True) else "mlp",
+    }
 
 
 def _gpt_neox_recipes(config: ModelConfig, names: StoredNames) -> Recipes:

@@ -8,8 +8,7 @@ from prompt_tuning.families.family import Recipes, StoredNames
 from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 from prompt_tuning.families.layer_settings import alternating, read_windows
 from prompt_tuning.families.llama import LLAMA
-from prompt_tuning.families.llama_layout import PREFIX, layout_recipes, read_layout
-from prompt_tuning.families.rotary_settings import read_rotary
+from prompt_tuning.families.llama_layout import PREFIX, layout_recipes, read_rotated
 
 TENSORS = {
     "mlp/router/kernel": ("mlp.router.weight", transpose),
@@ -29,22 +28,17 @@ def _read_gpt_oss(settings: HuggingFaceSettings) -> ModelFields:
     settings.require("swiglu_alpha", 1.702, "other slopes are not implemented")
     if "rope_scaling" not in settings:
         settings.nested("rope_parameters")  # transformers' default is YaRN
-    fields = read_layout(settings, epsilon=1e-5) | {
-        "head_width": settings.size("head_dim", 64)
+    fields = read_rotated(settings, epsilon=1e-5, head_width=64, base=150_000.0)
+    return {
+        **fields,
+        **read_windows(settings, fields["layers"], alternating(fields["layers"], 2)),
+        **read_experts(settings, "num_local_experts"),
+        "attention_sinks": True,
+        # Its slope is that of the quick GELU.
+        "activation": "quick_gelu",
+        "expert_limit": settings.positive("swiglu_limit", 7.0),
+        "biases": "all" if settings.flag("attention_bias", True) else "mlp",
     }
-    return (
-        fields
-        | read_rotary(settings, fields["head_width"], base=150_000.0)
-        | read_windows(settings, fields["layers"], alternating(fields["layers"], 2))
-        | read_experts(settings, "num_local_experts")
-        | {
-            "attention_sinks": True,
-            # Its slope is that of the quick GELU.
-            "activation": "quick_gelu",
-            "expert_limit": settings.positive("swiglu_limit", 7.0),
-            "biases": "all" if settings.flag("attention_bias", True) else "mlp",
-        }
-    )
 
 
 def _gpt_oss_recipes(config: ModelConfig, names: StoredNames) -> Recipes:

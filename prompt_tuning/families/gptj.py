@@ -46,7 +46,5 @@ GPTJ = Family(
     ),
     embedding_tables=("transformer.wte.weight", "wte.weight"),
     base_prefix=PREFIX,
-    inert=frozenset(
-        {"resid_pdrop", "embd_pdrop", "attn_pdrop", "initializer_range", "use_cache"}
-    ),
+    inert={"resid_pdrop", "embd_pdrop", "attn_pdrop", "initializer_range", "use_cache"},
 )

@@ -1,7 +1,7 @@
 """Granite 4: Mamba-2 and attention, with experts or without."""
 
 from prompt_tuning.core.model_config import ModelConfig
-from prompt_tuning.families import mamba2_layout
+from prompt_tuning.families import memory_layout
 from prompt_tuning.families.expert_layout import (
     ATTENTION,
     fused_experts,
@@ -14,15 +14,11 @@ from prompt_tuning.families.granitemoe import FUSED, GRANITEMOE
 from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 from prompt_tuning.families.llama_layout import layout_recipes
 
-DEFAULTS = {"heads": 128, "groups": 1, "states": 256, "taps": 4}
-
 
 def _read_granitemoehybrid(settings: HuggingFaceSettings) -> ModelFields:
     fields = GRANITE.read_fields(settings)
-    kinds = mamba2_layout.read_kinds(settings, fields["layers"])
-    linear = [i for i, kind in enumerate(kinds) if kind == mamba2_layout.LINEAR]
-    heads = settings.size("mamba_n_heads", DEFAULTS["heads"])
-    width = mamba2_layout.read_expansion(settings, fields["width"], heads)
+    kinds = memory_layout.read_kinds(settings, fields["layers"])
+    linear = [i for i, kind in enumerate(kinds) if kind == memory_layout.LINEAR]
     shared = settings.size("shared_intermediate_size", 1024)
     if settings.integer("num_local_experts", 8, minimum=0):
         experts = read_experts(settings, "num_local_experts")
@@ -32,13 +28,12 @@ def _read_granitemoehybrid(settings: HuggingFaceSettings) -> ModelFields:
     # Published folders have "nope", those that transformers 5 writes null.
     settings.choose("position_embedding_type", ("rope", "nope"))
     rotary = settings.value("position_embedding_type", "nope") == "rope"
-    return (
-        fields
-        | experts
-        | {"positions": "rotary" if rotary else "none"}
-        | mamba2_layout.read_mamba2(settings, linear, width, sizes=DEFAULTS)
-        | mamba2_layout.read_step_limit(settings)
-    )
+    return {
+        **fields,
+        **experts,
+        "positions": "rotary" if rotary else "none",
+        **memory_layout.read_expanded(settings, linear, fields["width"]),
+    }
 
 
 def _granitemoehybrid_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
@@ -50,8 +45,8 @@ def _granitemoehybrid_recipes(config: ModelConfig, names: StoredNames) -> Recipe
         config,
         names,
         modules=ATTENTION | {f"{part}/down": "shared_mlp.output_linear"} | output,
-        fused=parts | mamba2_layout.mamba2_parts(config),
-        others=mamba2_layout.mamba2_tensors(config),
+        fused=parts | memory_layout.mamba2_parts(config),
+        others=memory_layout.mamba2_tensors(config),
     )
 
 

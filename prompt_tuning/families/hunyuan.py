@@ -5,8 +5,12 @@ from prompt_tuning.families.expert_layout import ATTENTION, prefix_of, separate_
 from prompt_tuning.families.family import Recipes, StoredNames
 from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 from prompt_tuning.families.llama import LLAMA
-from prompt_tuning.families.llama_layout import PROJECTIONS, layout_recipes, read_layout
-from prompt_tuning.families.rotary_settings import read_rotary, read_stretched_base
+from prompt_tuning.families.llama_layout import (
+    PROJECTIONS,
+    layout_recipes,
+    read_rotated,
+)
+from prompt_tuning.families.rotary_settings import read_stretched_base
 
 NORMS = {
     "self_attention/query_norm": "self_attn.query_layernorm",
@@ -16,19 +20,15 @@ SHARED = {f"mlp/shared/{name}": name for name in ("gate", "up", "down")}
 
 
 def _read_hunyuan(settings: HuggingFaceSettings) -> ModelFields:
-    fields = read_layout(settings, epsilon=1e-5)
+    fields = read_rotated(settings, epsilon=1e-5)
     biased = settings.flag("attention_bias", False)
-    rotary = read_rotary(settings, fields["head_width"])
-    base = rotary["rotary_base"]
-    return (
-        fields
-        | rotary
-        | {
-            "rotary_base": read_stretched_base(settings, base, fields["head_width"]),
-            "query_key_norm": "head_after",
-            "biases": "attention" if biased else "none",
-        }
-    )
+    base, width = fields["rotary_base"], fields["head_width"]
+    return {
+        **fields,
+        "rotary_base": read_stretched_base(settings, base, width),
+        "query_key_norm": "head_after",
+        "biases": "attention" if biased else "none",
+    }
 
 
 def _read_hunyuan_moe(settings: HuggingFaceSettings) -> ModelFields:

@@ -7,7 +7,7 @@ from prompt_tuning.families.family import Recipes, StoredNames
 from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 from prompt_tuning.families.llama import LLAMA
 from prompt_tuning.families.llama_layout import layout_recipes, read_layout
-from prompt_tuning.families.mamba_layout import mamba_tensors, read_mamba
+from prompt_tuning.families.memory_layout import mamba_tensors, read_mamba
 
 NAMES = {
     **{"states": "mamba_d_state", "taps": "mamba_d_conv", "rank": "mamba_dt_rank"},
@@ -29,18 +29,16 @@ def _read_jamba(settings: HuggingFaceSettings) -> ModelFields:
     if settings.size("num_experts") > 1 and sparse:
         experts = expert_layout.read_experts(settings)
         dense = tuple(i for i in layers if i not in sparse)
-    return (
-        fields
-        | experts
-        | {
-            "positions": "none",
-            "key_value_heads": settings.size("num_key_value_heads", 8),
-            "normalize_experts": False,
-            "dense_layers": dense,
-            "dense_width": fields["feed_forward_width"] if dense else 0,
-        }
-        | read_mamba(settings, mamba, width, inner, NAMES)
-    )
+    return {
+        **fields,
+        **experts,
+        "positions": "none",
+        "key_value_heads": settings.size("num_key_value_heads", 8),
+        "normalize_experts": False,
+        "dense_layers": dense,
+        "dense_width": fields["feed_forward_width"] if dense else 0,
+        **read_mamba(settings, mamba, width, inner, NAMES),
+    }
 
 
 def _read_period(

@@ -29,16 +29,29 @@ def read_windows(
     """
     if window is None and not has_window(settings, 1):
         kinds = [FULL] * layers
-    kinds = settings.sequence("layer_types", list(kinds))
-    if len(kinds) != layers or not set(map(str, kinds)) <= {FULL, limited}:
-        expected = f"a list of {layers} texts, each {FULL!r} or {limited!r}"
-        settings.refuse("layer_types", expected)
-    windowed = tuple(i for i, kind in enumerate(kinds) if kind == limited)
+    windowed = read_layers(settings, layers, kinds, limited)
     if not windowed:
         return {}
     if window is None:
         window = settings.integer("sliding_window", minimum=1)
     return {"window": window, "windowed_layers": windowed}
+
+
+def read_layers(
+    settings: HuggingFaceSettings, layers: int, kinds: Sequence[str], kind: str
+) -> tuple[int, ...]:
+    """Returns the indices of the layers of a kind, if all others have full attention.
+
+    `kinds` has the kind of each layer if `layer_types` is absent.
+
+    Raises:
+      InputError: for another kind.
+    """
+    kinds = settings.sequence("layer_types", list(kinds))
+    if len(kinds) != layers or not set(map(str, kinds)) <= {FULL, kind}:
+        expected = f"a list of {layers} texts, each {FULL!r} or {kind!r}"
+        settings.refuse("layer_types", expected)
+    return tuple(i for i, found in enumerate(kinds) if found == kind)
 
 
 def has_window(settings: HuggingFaceSettings, default: int = 0) -> bool:

@@ -6,6 +6,7 @@ from prompt_tuning.families import llama_layout
 from prompt_tuning.families.expert_layout import ATTENTION
 from prompt_tuning.families.family import Family, Recipes, StoredNames
 from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
+from prompt_tuning.families.layer_settings import read_layers
 from prompt_tuning.families.rotary_settings import FULL
 
 CONVOLUTION = "conv"
@@ -33,15 +34,13 @@ def read_lfm2_layers(settings: HuggingFaceSettings) -> ModelFields:
     tied = settings.flag("tie_embedding", fields["tied_head"])
     reason = "biases of convolutions are not implemented"
     settings.require("conv_bias", False, reason)
-    return (
-        fields
-        | {
-            "norm_epsilon": settings.positive("norm_eps", 1e-5),
-            "query_key_norm": "head",
-            "tied_head": tied,
-        }
-        | _read_convolutions(settings, fields["layers"])
-    )
+    return {
+        **fields,
+        "norm_epsilon": settings.positive("norm_eps", 1e-5),
+        "query_key_norm": "head",
+        "tied_head": tied,
+        **_read_convolutions(settings, fields["layers"]),
+    }
 
 
 def _read_convolutions(settings: HuggingFaceSettings, layers: int) -> ModelFields:
@@ -52,12 +51,8 @@ def _read_convolutions(settings: HuggingFaceSettings, layers: int) -> ModelField
     """
     attention = settings.sequence("full_attn_idxs", list(range(layers)))
     default = [FULL if i in attention else CONVOLUTION for i in range(layers)]
-    kinds = settings.sequence("layer_types", default)
-    if len(kinds) != layers or not set(map(str, kinds)) <= {FULL, CONVOLUTION}:
-        expected = f"a list of {layers} texts, each {FULL!r} or {CONVOLUTION!r}"
-        settings.refuse("layer_types", expected)
+    numbers = read_layers(settings, layers, default, CONVOLUTION)
     width = settings.integer("conv_L_cache", 3, minimum=2)
-    numbers = tuple(i for i, kind in enumerate(kinds) if kind == CONVOLUTION)
     if not numbers:
         return {}
     return {
@@ -110,5 +105,5 @@ LFM2 = Family(
     recipes=lfm2_recipes,
     embedding_tables=llama_layout.TABLES,
     base_prefix=llama_layout.PREFIX,
-    inert=frozenset({"initializer_range", "use_cache"}),
+    inert={"initializer_range", "use_cache"},
 )

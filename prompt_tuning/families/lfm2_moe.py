@@ -1,11 +1,10 @@
 """LFM2 with experts chosen by sigmoids, after layers without experts."""
 
-from prompt_tuning.checkpoints.stored_tensors import identity, layered
-from prompt_tuning.core.layer_kinds import layers_with
+from prompt_tuning.checkpoints.stored_tensors import identity
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families.expert_layout import (
     LAYERS,
-    PATH,
+    expert_tensors,
     prefix_of,
     read_experts,
     separate_experts,
@@ -23,29 +22,27 @@ def _read_lfm2_moe(settings: HuggingFaceSettings) -> ModelFields:
     first = settings.integer("num_dense_layers", 2, minimum=0)
     if first >= layers:
         settings.refuse("num_dense_layers", f"less than {LAYERS}, {layers}")
-    return (
-        fields
-        | read_experts(settings)
-        | {
-            "feed_forward_width": settings.size("moe_intermediate_size", 1792),
-            "dense_layers": tuple(range(first)),
-            "dense_width": settings.size("intermediate_size") if first else 0,
-            "routing": "sigmoid",
-            "expert_multiplier": settings.positive("routed_scaling_factor", 1.0),
-            "normalize_experts": settings.flag("norm_topk_prob", True),
-            "expert_sum_epsilon": 1e-6,
-        }
-    )
+    return {
+        **fields,
+        **read_experts(settings),
+        "feed_forward_width": settings.size("moe_intermediate_size", 1792),
+        "dense_layers": tuple(range(first)),
+        "dense_width": settings.size("intermediate_size") if first else 0,
+        "routing": "sigmoid",
+        "expert_multiplier": settings.positive("routed_scaling_factor", 1.0),
+        "normalize_experts": settings.flag("norm_topk_prob", True),
+        "expert_sum_epsilon": 1e-6,
+    }
 
 
 def _lfm2_moe_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
-    prefix, layers = prefix_of(names), layers_with(config, "mlp")
-    bias = f"{prefix}layers.{{}}.{BLOCK}.expert_bias"
-    return (
-        lfm2_recipes(config, names)
-        | separate_experts(config, prefix, block=BLOCK, parts=("w1", "w3", "w2"))
-        | {f"{PATH}/router_correction": layered(bias, layers, identity)}
-    )
+    prefix = prefix_of(names)
+    correction = {"router_correction": (f"{BLOCK}.expert_bias", identity)}
+    return {
+        **lfm2_recipes(config, names),
+        **separate_experts(config, prefix, block=BLOCK, parts=("w1", "w3", "w2")),
+        **expert_tensors(config, prefix, correction),
+    }
 
 
 LFM2_MOE = LFM2.like(

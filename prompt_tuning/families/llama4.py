@@ -32,18 +32,16 @@ def _read_llama4_text(settings: HuggingFaceSettings) -> ModelFields:
     unrotated = read_unrotated(settings, fields["layers"])
     normed = settings.flag("use_qk_norm", True)
     biased = settings.flag("attention_bias", False)
-    return (
-        fields
-        | _read_chunks(settings, fields["layers"], unrotated)
-        | _read_expert_layers(settings, fields["layers"])
-        | {
-            "rotary_interleaved": True,
-            "unrotated_layers": unrotated,
-            "query_key_norm": "rotated" if normed else "none",
-            "query_scaling": _read_query_scaling(settings),
-            "biases": "attention" if biased else "none",
-        }
-    )
+    return {
+        **fields,
+        **_read_chunks(settings, fields["layers"], unrotated),
+        **_read_expert_layers(settings, fields["layers"]),
+        "rotary_interleaved": True,
+        "unrotated_layers": unrotated,
+        "query_key_norm": "rotated" if normed else "none",
+        "query_scaling": _read_query_scaling(settings),
+        "biases": "attention" if biased else "none",
+    }
 
 
 def _read_chunks(

@@ -52,9 +52,7 @@ QUERY_KEY_NORMS = {
     "self_attention/key_norm": "self_attn.k_norm",
 }
 
-INERT = frozenset(
-    {"initializer_range", "use_cache", "attention_dropout", "pretraining_tp"}
-)
+INERT = {"initializer_range", "use_cache", "attention_dropout", "pretraining_tp"}
 """Settings of these families that change no logits outside of training."""
 
 
@@ -64,6 +62,7 @@ def read_layout(
     activation: str = "hidden_act",
     tied: bool = False,
     head_width: int | None = None,
+    divided: bool = False,
     feed_forward: str = "intermediate_size",
     layers: int | None = None,
     epsilon: float = 1e-6,
@@ -76,6 +75,7 @@ def read_layout(
       tied: whether the head is tied by default.
       head_width: default of `head_dim`; if None, the width divided by the number of
         heads.
+      divided: whether heads divide the width evenly, and there is no `head_dim`.
       feed_forward: name of the setting for the width of feed-forward layers.
       layers: number of layers, if not in `num_hidden_layers`.
       epsilon: default of `rms_norm_eps`.
@@ -89,7 +89,9 @@ def read_layout(
         "layers": layers or settings.layers("num_hidden_layers"),
         "heads": heads,
         "key_value_heads": settings.size("num_key_value_heads", heads),
-        "head_width": settings.size("head_dim", head_width or width // heads),
+        "head_width": settings.head_width(width, heads)
+        if divided
+        else settings.size("head_dim", head_width or width // heads),
         "norm": "rms",
         "norm_epsilon": settings.positive("rms_norm_eps", epsilon),
         "positions": "rotary",

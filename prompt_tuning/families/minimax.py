@@ -20,14 +20,13 @@ from prompt_tuning.families.expert_layout import (
     read_experts,
     separate_experts,
 )
-from prompt_tuning.families.family import Recipes, StoredNames, fused_parts
+from prompt_tuning.families.family import QKV, Recipes, StoredNames, fused_parts
 from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
-from prompt_tuning.families.mamba2_layout import LINEAR, read_kinds
+from prompt_tuning.families.memory_layout import LINEAR, read_kinds
 from prompt_tuning.families.mixtral import MIXTRAL
 from prompt_tuning.families.rotary_settings import FULL, read_rotary, read_rotary_dim
 
 SUBLAYERS = ("full_attn", "linear_attn", "mlp")
-ORDER = ("query", "key", "value")
 STACK = "decoder/layers"
 
 
@@ -48,21 +47,19 @@ def _read_minimax(settings: HuggingFaceSettings) -> ModelFields:
     }
     # The published model was trained with it, which transformers 5.24 does not read.
     rotated = read_rotary_dim(settings, width, width)
-    return (
-        fields
-        | read_rotary(settings, rotated, base=1_000_000.0)
-        | {"rotary_width": None if rotated == width else rotated}
-        | read_experts(
+    return {
+        **fields,
+        **read_rotary(settings, rotated, base=1_000_000.0),
+        "rotary_width": None if rotated == width else rotated,
+        **read_experts(
             settings.with_defaults({"num_local_experts": 8, "num_experts_per_tok": 2}),
             "num_local_experts",
-        )
-        | (recurrence if linear else {})
-        | {
-            "key_value_heads": settings.size("num_key_value_heads", 8),
-            **{"norm_placement": "after_sum", "embedding_norm": True},
-        }
-        | _read_factors(settings)
-    )
+        ),
+        **(recurrence if linear else {}),
+        "key_value_heads": settings.size("num_key_value_heads", 8),
+        **{"norm_placement": "after_sum", "embedding_norm": True},
+        **_read_factors(settings),
+    }
 
 
 def _read_factors(settings: HuggingFaceSettings) -> dict[str, float]:
@@ -81,7 +78,7 @@ def _minimax_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
     prefix, fused, output, rest = prefix_of(names), {}, {}, {}
     if config.recurrent_layers:
         heads, stored = config.recurrent_heads, "self_attn.qkv_proj"
-        fused = fused_parts("lightning", ORDER, stored, groups=heads)
+        fused = fused_parts("lightning", QKV, stored, groups=heads)
         output = {"gate": "self_attn.output_gate", "output": "self_attn.out_proj"}
         tensors: dict[str, tuple[str, Transform]] = {
             "decay_rate": ("self_attn.slope_rate", flattened),

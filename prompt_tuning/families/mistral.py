@@ -25,11 +25,11 @@ def _read_ministral(settings: HuggingFaceSettings) -> ModelFields:
     """Returns fields of `ModelConfig`; layers may differ."""
     fields = read_rotated(settings)
     kind = SLIDING if has_window(settings) else FULL
-    return (
-        fields
-        | {"key_value_heads": settings.size("num_key_value_heads")}
-        | read_windows(settings, fields["layers"], [kind] * fields["layers"])
-    )
+    return {
+        **fields,
+        "key_value_heads": settings.size("num_key_value_heads"),
+        **read_windows(settings, fields["layers"], [kind] * fields["layers"]),
+    }
 
 
 MISTRAL = LLAMA.like("mistral", "Mistral 7B, NeMo, Small", read_mistral)

@@ -14,12 +14,12 @@ def read_mixtral(settings: HuggingFaceSettings) -> ModelFields:
     """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     fields = read_rotated(settings, base=1_000_000.0)
     kind = SLIDING if has_window(settings) else FULL
-    return (
-        fields
-        | read_windows(settings, fields["layers"], [kind] * fields["layers"])
-        | read_experts(settings, "num_local_experts")
-        | {"norm_epsilon": settings.positive("rms_norm_eps", 1e-5)}
-    )
+    return {
+        **fields,
+        **read_windows(settings, fields["layers"], [kind] * fields["layers"]),
+        **read_experts(settings, "num_local_experts"),
+        "norm_epsilon": settings.positive("rms_norm_eps", 1e-5),
+    }
 
 
 MIXTRAL = LLAMA.like(

@@ -122,12 +122,10 @@ MODERNBERT = Family(
         token_dense=True,
     ),
     unread_modules=("head.dense", "decoder", "classifier"),
-    inert=frozenset(
-        {
-            *("initializer_range", "initializer_cutoff_factor", "attention_dropout"),
-            *("embedding_dropout", "mlp_dropout", "classifier_dropout"),
-            *("deterministic_flash_attn", "sparse_prediction"),
-            *("sparse_pred_ignore_index", "cls_token_id", "sep_token_id"),
-        }
-    ),
+    inert={
+        *("initializer_range", "initializer_cutoff_factor", "attention_dropout"),
+        *("embedding_dropout", "mlp_dropout", "classifier_dropout"),
+        *("deterministic_flash_attn", "sparse_prediction"),
+        *("sparse_pred_ignore_index", "cls_token_id", "sep_token_id"),
+    },
 )

@@ -1,13 +1,16 @@
 """Nemotron-H and Nemotron 3: one part per layer, with Mamba-2 as most mixers."""
 
-from prompt_tuning.checkpoints.stored_tensors import identity, layered
-from prompt_tuning.core.layer_kinds import layers_with
+from prompt_tuning.checkpoints.stored_tensors import identity
 from prompt_tuning.core.model_config import ModelConfig
-from prompt_tuning.families.expert_layout import PATH, read_routing, separate_experts
+from prompt_tuning.families.expert_layout import (
+    expert_tensors,
+    read_routing,
+    separate_experts,
+)
 from prompt_tuning.families.family import Family, Recipes, StoredNames
 from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 from prompt_tuning.families.llama_layout import PREFIX, layout_recipes, read_layout
-from prompt_tuning.families.mamba2_layout import (
+from prompt_tuning.families.memory_layout import (
     LINEAR,
     OLD_KINDS,
     mamba2_parts,
@@ -16,6 +19,7 @@ from prompt_tuning.families.mamba2_layout import (
 )
 from prompt_tuning.families.rotary_settings import FULL
 
+PARTS = ("up_proj", "down_proj")
 STORED = "backbone."
 """Prefix of tensors in files; transformers has another one."""
 PREFIXES = (STORED, PREFIX, "")
@@ -59,17 +63,15 @@ def _read_nemotron_h(settings: HuggingFaceSettings) -> ModelFields:
     width = settings.size("mamba_head_dim", 64)
     old = "mamba_dt_min" in settings
     step = settings.number("mamba_dt_min" if old else "time_step_min", 0.001, minimum=0)
-    return (
-        fields
-        | {
-            **{"positions": "none", "gated": False, "activation": activation},
-            "norm_epsilon": settings.positive("layer_norm_epsilon", 1e-5),
-            "feed_forward_layers": tuple(sorted(numbers[DENSE] + numbers[EXPERTS])),
-            "minimum_step": step,
-        }
-        | read_mamba2(settings, numbers[LINEAR], width, sizes=DEFAULTS, names=SIZES)
-        | _read_experts(settings, numbers[EXPERTS], numbers[DENSE])
-    )
+    return {
+        **fields,
+        **{"positions": "none", "gated": False, "activation": activation},
+        "norm_epsilon": settings.positive("layer_norm_epsilon", 1e-5),
+        "feed_forward_layers": tuple(sorted(numbers[DENSE] + numbers[EXPERTS])),
+        "minimum_step": step,
+        **read_mamba2(settings, numbers[LINEAR], width, sizes=DEFAULTS, names=SIZES),
+        **_read_experts(settings, numbers[EXPERTS], numbers[DENSE]),
+    }
 
 
 def _read_kinds(settings: HuggingFaceSettings) -> list[str]:
@@ -127,15 +129,12 @@ def _nemotron_h_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
     )
     if not config.experts:
         return recipes
-    bias = f"{prefix}layers.{{}}.mixer.gate.e_score_correction_bias"
-    sparse = layers_with(config, "mlp")
-    return (
-        recipes
-        | {f"{PATH}/router_correction": layered(bias, sparse, identity)}
-        | separate_experts(
-            config, prefix, block="mixer", parts=("up_proj", "down_proj")
-        )
-    )
+    correction = {"router_correction": ("mixer.gate.e_score_correction_bias", identity)}
+    return {
+        **recipes,
+        **expert_tensors(config, prefix, correction),
+        **separate_experts(config, prefix, block="mixer", parts=PARTS),
+    }
 
 
 NEMOTRON_H = Family(
@@ -147,15 +146,13 @@ NEMOTRON_H = Family(
     base_prefix=PREFIX,
     prefix_aliases=(STORED,),
     unread_parts=("mtp",),
-    inert=frozenset(
-        {
-            *("attention_bias", "attention_dropout", "hidden_dropout", "chunk_size"),
-            *("expand", "initializer_range", "mamba_proj_bias", "use_cache"),
-            *("mamba_ssm_cache_dtype", "use_mamba_kernels", "output_router_logits"),
-            *("moe_shared_expert_overlap", "n_shared_experts", "num_logits_to_keep"),
-            *("num_nextn_predict_layers", "mtp_layers_block_type", "sliding_window"),
-            *("rescale_prenorm_residual", "residual_in_fp32", "time_step_floor"),
-            *("time_step_limit", "time_step_max"),
-        }
-    ),
+    inert={
+        *("attention_bias", "attention_dropout", "hidden_dropout", "chunk_size"),
+        *("expand", "initializer_range", "mamba_proj_bias", "use_cache"),
+        *("mamba_ssm_cache_dtype", "use_mamba_kernels", "output_router_logits"),
+        *("moe_shared_expert_overlap", "n_shared_experts", "num_logits_to_keep"),
+        *("num_nextn_predict_layers", "mtp_layers_block_type", "sliding_window"),
+        *("rescale_prenorm_residual", "residual_in_fp32", "time_step_floor"),
+        *("time_step_limit", "time_step_max"),
+    },
 )

@@ -7,8 +7,9 @@ from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families.family import Recipes, StoredNames
 from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 from prompt_tuning.families.llama_layout import PROJECTIONS, layout_recipes
+from prompt_tuning.families.memory_layout import LINEAR
 from prompt_tuning.families.olmo2 import OLMO2, read_olmo2
-from prompt_tuning.families.qwen3_5 import LINEAR, OTHERS, read_delta_layers
+from prompt_tuning.families.qwen3_5 import OTHERS, read_delta_layers
 from prompt_tuning.families.rotary_settings import FULL
 
 DELTA = {
@@ -49,17 +50,15 @@ def _read_olmo_hybrid(settings: HuggingFaceSettings) -> ModelFields:
     # Only a base that is null turns rotary positions off.
     block = settings.nested("rope_parameters", {}).values
     base = block.get("rope_theta", settings.values.get("rope_theta", 0))
-    return (
-        fields
-        | delta
-        | {
-            "norm_epsilon": settings.positive("rms_norm_eps", 1e-6),
-            "positions": "none" if base is None else "rotary",
-            "recurrent_norms_before": bool(delta),
-            "recurrent_norm_epsilon": 1e-5,
-            "maximum_strength": 2.0 if negative else 1.0,
-        }
-    )
+    return {
+        **fields,
+        **delta,
+        "norm_epsilon": settings.positive("rms_norm_eps", 1e-6),
+        "positions": "none" if base is None else "rotary",
+        "recurrent_norms_before": bool(delta),
+        "recurrent_norm_epsilon": 1e-5,
+        "maximum_strength": 2.0 if negative else 1.0,
+    }
 
 
 def _olmo_hybrid_recipes(config: ModelConfig, names: StoredNames) -> Recipes:

@@ -73,7 +73,5 @@ OPT = Family(
         "decoder.embed_tokens.weight",
     ),
     base_prefix=PREFIX,
-    inert=frozenset(
-        {"dropout", "attention_dropout", "layerdrop", "init_std", "use_cache"}
-    ),
+    inert={"dropout", "attention_dropout", "layerdrop", "init_std", "use_cache"},
 )

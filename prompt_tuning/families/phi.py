@@ -5,8 +5,11 @@ import functools
 from prompt_tuning.families.gptj import TIED_BIAS
 from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 from prompt_tuning.families.llama import LLAMA
-from prompt_tuning.families.llama_layout import PROJECTIONS, layout_recipes, read_layout
-from prompt_tuning.families.rotary_settings import read_rotary
+from prompt_tuning.families.llama_layout import (
+    PROJECTIONS,
+    layout_recipes,
+    read_rotated,
+)
 
 MODULES = PROJECTIONS | {
     "self_attention/out": "self_attn.dense",
@@ -21,25 +24,19 @@ QUERY_KEY_NORMS = {
 
 def _read_phi(settings: HuggingFaceSettings) -> ModelFields:
     settings.require("tie_word_embeddings", False, TIED_BIAS)
-    fields = read_layout(settings)
-    width = settings.head_width(fields["width"], fields["heads"])
     norms = settings.flag("qk_layernorm", False)
-    return (
-        fields
-        | read_rotary(settings, width, partial=0.5)
-        | {
-            "head_width": width,
-            "norm": "layer",
-            "norm_epsilon": settings.positive("layer_norm_eps", 1e-5),
-            "query_key_norm": "head" if norms else "none",
-            "parallel": True,
-            "shared_norm": True,
-            "activation": settings.activation(settings.text("hidden_act", "gelu_new")),
-            "gated": False,
-            "biases": "all",
-            "head_bias": True,
-        }
-    )
+    return {
+        **read_rotated(settings, divided=True, partial=0.5),
+        "norm": "layer",
+        "norm_epsilon": settings.positive("layer_norm_eps", 1e-5),
+        "query_key_norm": "head" if norms else "none",
+        "parallel": True,
+        "shared_norm": True,
+        "activation": settings.activation(settings.text("hidden_act", "gelu_new")),
+        "gated": False,
+        "biases": "all",
+        "head_bias": True,
+    }
 
 
 PHI = LLAMA.like(

@@ -3,7 +3,7 @@
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families.family import Recipes, StoredNames
 from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
-from prompt_tuning.families.mamba_layout import mamba_tensors, read_mamba
+from prompt_tuning.families.memory_layout import mamba_tensors, read_mamba
 from prompt_tuning.families.pure_mamba2 import (
     MAMBA2,
     read_without_attention,

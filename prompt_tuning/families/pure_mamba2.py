@@ -10,16 +10,15 @@ from prompt_tuning.families.family import (
 )
 from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 from prompt_tuning.families.llama_layout import layout_recipes
-from prompt_tuning.families.mamba2_layout import (
+from prompt_tuning.families.memory_layout import (
     mamba2_parts,
     mamba2_tensors,
     read_mamba2,
     read_step_limit,
 )
-from prompt_tuning.families.nemotron_h import SIZES, STORED, TABLE
+from prompt_tuning.families.nemotron_h import DEFAULTS, SIZES, STORED, TABLE
 
 NAMES = SIZES | {"heads": "num_heads", "states": "state_size"}
-DEFAULTS = {"heads": 128, "groups": 8, "states": 128, "taps": 4}
 
 
 def _read_pure_mamba2(settings: HuggingFaceSettings) -> ModelFields:
@@ -35,12 +34,13 @@ def _read_pure_mamba2(settings: HuggingFaceSettings) -> ModelFields:
     of_head = settings.size("head_dim", 64)
     if heads * of_head != inner:
         settings.refuse("head_dim", f"{inner} divided by the {heads} heads")
-    return (
-        fields
-        | {"heads": heads, "key_value_heads": heads}
-        | read_mamba2(settings, layers, of_head, sizes=DEFAULTS, names=NAMES)
-        | read_step_limit(settings)
-    )
+    return {
+        **fields,
+        "heads": heads,
+        "key_value_heads": heads,
+        **read_mamba2(settings, layers, of_head, sizes=DEFAULTS, names=NAMES),
+        **read_step_limit(settings),
+    }
 
 
 def read_without_attention(settings: HuggingFaceSettings, *, tied: bool) -> ModelFields:
@@ -95,11 +95,9 @@ MAMBA2 = Family(
     recipes=_pure_mamba2_recipes,
     embedding_tables=(f"{STORED}{TABLE}", TABLE),
     base_prefix=STORED,
-    inert=frozenset(
-        {
-            *("chunk_size", "initializer_range", "rescale_prenorm_residual"),
-            *("residual_in_fp32", "time_step_floor", "time_step_max", "time_step_min"),
-            *("time_step_rank", "use_cache"),
-        }
-    ),
+    inert={
+        *("chunk_size", "initializer_range", "rescale_prenorm_residual"),
+        *("residual_in_fp32", "time_step_floor", "time_step_max", "time_step_min"),
+        *("time_step_rank", "use_cache"),
+    },
 )

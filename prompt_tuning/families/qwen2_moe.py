@@ -1,7 +1,6 @@
 """Qwen 1.5 and 2 with experts; one expert processes every token."""
 
-from prompt_tuning.checkpoints.stored_tensors import layered, transpose
-from prompt_tuning.core.layer_kinds import layers_with
+from prompt_tuning.checkpoints.stored_tensors import transpose
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families import expert_layout
 from prompt_tuning.families.family import Recipes, StoredNames
@@ -12,8 +11,9 @@ from prompt_tuning.families.llama_layout import read_rotated
 from prompt_tuning.families.rotary_settings import FULL, SLIDING
 
 SHARED = {
-    f"shared/{name}": f"shared_expert.{name}_proj" for name in ("gate", "up", "down")
-} | {"shared_gate": "shared_expert_gate"}
+    f"shared/{name}/kernel": (f"mlp.shared_expert.{name}_proj.weight", transpose)
+    for name in ("gate", "up", "down")
+} | {"shared_gate/kernel": ("mlp.shared_expert_gate.weight", transpose)}
 
 
 def _read_qwen2_moe(settings: HuggingFaceSettings) -> ModelFields:
@@ -22,18 +22,16 @@ def _read_qwen2_moe(settings: HuggingFaceSettings) -> ModelFields:
     if settings.flag("use_sliding_window", False):
         last = settings.integer("max_window_layers", 28, minimum=0)
     kinds = [FULL if i % 2 or i >= last else SLIDING for i in range(layers)]
-    return (
-        fields
-        | read_windows(settings, layers, kinds)
-        | expert_layout.read_experts(settings)
-        | expert_layout.read_dense_layers(settings)
-        | {
-            "feed_forward_width": settings.size("moe_intermediate_size"),
-            "shared_expert_width": settings.size("shared_expert_intermediate_size"),
-            "biases": "qkv" if settings.flag("qkv_bias", True) else "none",
-            "normalize_experts": settings.flag("norm_topk_prob", False),
-        }
-    )
+    return {
+        **fields,
+        **read_windows(settings, layers, kinds),
+        **expert_layout.read_experts(settings),
+        **expert_layout.read_dense_layers(settings),
+        "feed_forward_width": settings.size("moe_intermediate_size"),
+        "shared_expert_width": settings.size("shared_expert_intermediate_size"),
+        "biases": "qkv" if settings.flag("qkv_bias", True) else "none",
+        "normalize_experts": settings.flag("norm_topk_prob", False),
+    }
 
 
 def _qwen2_moe_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
@@ -44,13 +42,7 @@ def _qwen2_moe_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
 
 def shared_experts(config: ModelConfig, prefix: str) -> Recipes:
     """Returns the recipes of experts that process every token, and of their scores."""
-    layers = layers_with(config, "mlp")
-    return {
-        f"{expert_layout.PATH}/{ours}/kernel": layered(
-            f"{prefix}layers.{{}}.mlp.{name}.weight", layers, transpose
-        )
-        for ours, name in SHARED.items()
-    }
+    return expert_layout.expert_tensors(config, prefix, SHARED)
 
 
 QWEN2_MOE = LLAMA.like(

@@ -7,6 +7,7 @@ from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families import llama_layout
 from prompt_tuning.families.expert_layout import ATTENTION, feed_forward_modules
 from prompt_tuning.families.family import (
+    QKV,
     Family,
     LayerNames,
     Recipes,
@@ -14,17 +15,16 @@ from prompt_tuning.families.family import (
     fused_parts,
 )
 from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
-from prompt_tuning.families.memory_layout import memory_shares, tap_names
+from prompt_tuning.families.layer_settings import read_layers
+from prompt_tuning.families.memory_layout import LINEAR, memory_shares, tap_names
 from prompt_tuning.families.rotary_settings import FULL
 
-LINEAR = "linear_attention"
 OUTPUT = {"gated_delta/output": "linear_attn.out_proj"}
 DELTA = OUTPUT | {
     "gated_delta/gate": "linear_attn.in_proj_z",
     "gated_delta/strength": "linear_attn.in_proj_b",
     "gated_delta/decay": "linear_attn.in_proj_a",
 }
-ORDER = ("query", "key", "value")
 OTHERS = {
     "gated_delta/decay_bias": ("linear_attn.dt_bias", identity),
     "gated_delta/decay_rate": ("linear_attn.A_log", identity),
@@ -44,11 +44,13 @@ def read_qwen3_5(
     )
     settings.require("attention_bias", False, "biases are not implemented")
     settings.require("hidden_act", "silu", "the convolution has SiLU")
-    return (
-        fields
-        | {"norm": "rms_plus_one", "query_key_norm": "head", "gated_attention": True}
-        | read_delta_layers(settings, fields["layers"])
-    )
+    return {
+        **fields,
+        "norm": "rms_plus_one",
+        "query_key_norm": "head",
+        "gated_attention": True,
+        **read_delta_layers(settings, fields["layers"]),
+    }
 
 
 def read_delta_layers(settings: HuggingFaceSettings, layers: int) -> ModelFields:
@@ -59,10 +61,7 @@ def read_delta_layers(settings: HuggingFaceSettings, layers: int) -> ModelFields
     """
     period = settings.size("full_attention_interval", 4)
     default = [LINEAR if (i + 1) % period else FULL for i in range(layers)]
-    kinds = settings.sequence("layer_types", default)
-    if len(kinds) != layers or not set(map(str, kinds)) <= {FULL, LINEAR}:
-        expected = f"a list of {layers} texts, each {FULL!r} or {LINEAR!r}"
-        settings.refuse("layer_types", expected)
+    numbers = read_layers(settings, layers, default, LINEAR)
     sizes = {
         "convolution_width": settings.integer("linear_conv_kernel_dim", 4, minimum=2),
         "recurrent_heads": settings.size("linear_num_value_heads", 32),
@@ -70,7 +69,6 @@ def read_delta_layers(settings: HuggingFaceSettings, layers: int) -> ModelFields
         "recurrent_width": settings.size("linear_value_head_dim", 128),
         "recurrent_key_width": settings.size("linear_key_head_dim", 128),
     }
-    numbers = tuple(i for i, kind in enumerate(kinds) if kind == LINEAR)
     if not numbers:
         return {}
     return {"recurrence": "gated_delta", "recurrent_layers": numbers, **sizes}
@@ -117,14 +115,14 @@ def qwen3_5_recipes(
 
 def _delta_parts(config: ModelConfig, module: str) -> dict[str, tuple[str, FusedPart]]:
     """Returns the parts of a module with all queries, then keys, then values."""
-    return fused_parts("gated_delta", ORDER, module, memory_shares(config, ORDER))
+    return fused_parts("gated_delta", QKV, module, memory_shares(config, QKV))
 
 
 def _delta_tensors(config: ModelConfig) -> LayerNames:
     """Returns a layer's tensors other than projections, in models with such layers."""
     if not config.recurrent_layers:
         return {}
-    return OTHERS | tap_names(config, "linear_attn.conv1d", ORDER)
+    return OTHERS | tap_names(config, "linear_attn.conv1d", QKV)
 
 
 QWEN3_5_TEXT = Family(

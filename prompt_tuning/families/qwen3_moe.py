@@ -13,18 +13,16 @@ def _read_qwen3_moe(settings: HuggingFaceSettings) -> ModelFields:
     windows = settings.flag("use_sliding_window", False)
     kind = SLIDING if windows and "sliding_window" in settings else FULL
     count = "num_experts" if "num_experts" in settings else "num_local_experts"
-    return (
-        fields
-        | read_windows(settings, fields["layers"], [kind] * fields["layers"])
-        | expert_layout.read_experts(settings, count)
-        | expert_layout.read_dense_layers(settings)
-        | {
-            "feed_forward_width": settings.size("moe_intermediate_size"),
-            "query_key_norm": "head",
-            "biases": "attention" if settings.flag("attention_bias", False) else "none",
-            "normalize_experts": settings.flag("norm_topk_prob", False),
-        }
-    )
+    return {
+        **fields,
+        **read_windows(settings, fields["layers"], [kind] * fields["layers"]),
+        **expert_layout.read_experts(settings, count),
+        **expert_layout.read_dense_layers(settings),
+        "feed_forward_width": settings.size("moe_intermediate_size"),
+        "query_key_norm": "head",
+        "biases": "attention" if settings.flag("attention_bias", False) else "none",
+        "normalize_experts": settings.flag("norm_topk_prob", False),
+    }
 
 
 QWEN3_MOE = LLAMA.like(

@@ -11,11 +11,11 @@ from prompt_tuning.families.qwen3_5_moe import QWEN3_5_MOE_TEXT, read_qwen3_5_mo
 
 def _read_qwen3_next(settings: HuggingFaceSettings) -> ModelFields:
     normalized = settings.flag("norm_topk_prob", True)
-    return (
-        read_qwen3_5_moe(settings)
-        | expert_layout.read_dense_layers(settings)
-        | {"normalize_experts": normalized}
-    )
+    return {
+        **read_qwen3_5_moe(settings),
+        **expert_layout.read_dense_layers(settings),
+        "normalize_experts": normalized,
+    }
 
 
 def _qwen3_next_recipes(config: ModelConfig, names: StoredNames) -> Recipes:

@@ -15,16 +15,14 @@ def _read_qwen3_vl_moe_text(settings: HuggingFaceSettings) -> ModelFields:
     fields = read_rotated(settings, base=500_000.0)
     count = "num_experts" if "num_experts" in settings else "num_local_experts"
     biased = settings.flag("attention_bias", False)
-    return (
-        fields
-        | expert_layout.read_experts(settings, count)
-        | expert_layout.read_dense_layers(settings)
-        | {
-            "feed_forward_width": settings.size("moe_intermediate_size"),
-            "query_key_norm": "head",
-            "biases": "attention" if biased else "none",
-        }
-    )
+    return {
+        **fields,
+        **expert_layout.read_experts(settings, count),
+        **expert_layout.read_dense_layers(settings),
+        "feed_forward_width": settings.size("moe_intermediate_size"),
+        "query_key_norm": "head",
+        "biases": "attention" if biased else "none",
+    }
 
 
 def _qwen3_vl_moe_recipes(config: ModelConfig, names: StoredNames) -> Recipes:

@@ -16,15 +16,13 @@ def _read_smollm3(settings: HuggingFaceSettings) -> ModelFields:
         settings.require("layer_types", kinds, "use_sliding_window is not set")
     elif "sliding_window" in settings:
         kinds = [SLIDING if i in unrotated else FULL for i in range(layers)]
-    return (
-        fields
-        | read_windows(settings, layers, kinds)
-        | {
-            "key_value_heads": settings.size("num_key_value_heads"),
-            "biases": read_biases(settings),
-            "unrotated_layers": unrotated,
-        }
-    )
+    return {
+        **fields,
+        **read_windows(settings, layers, kinds),
+        "key_value_heads": settings.size("num_key_value_heads"),
+        "biases": read_biases(settings),
+        "unrotated_layers": unrotated,
+    }
 
 
 SMOLLM3 = LLAMA.like("smollm3", "SmolLM3", _read_smollm3)

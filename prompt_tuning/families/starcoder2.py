@@ -5,30 +5,29 @@ import functools
 from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 from prompt_tuning.families.layer_settings import has_window, read_windows
 from prompt_tuning.families.llama import LLAMA
-from prompt_tuning.families.llama_layout import PROJECTIONS, layout_recipes, read_layout
-from prompt_tuning.families.rotary_settings import FULL, SLIDING, read_rotary
+from prompt_tuning.families.llama_layout import (
+    PROJECTIONS,
+    layout_recipes,
+    read_rotated,
+)
+from prompt_tuning.families.rotary_settings import FULL, SLIDING
 
 MODULES = PROJECTIONS | {"mlp/up": "mlp.c_fc", "mlp/down": "mlp.c_proj"}
 
 
 def _read_starcoder2(settings: HuggingFaceSettings) -> ModelFields:
-    fields = read_layout(settings, tied=True)
-    width = settings.head_width(fields["width"], fields["heads"])
+    fields = read_rotated(settings, tied=True, divided=True)
     activation = settings.text("hidden_act", "gelu_pytorch_tanh")
     kind = SLIDING if has_window(settings) else FULL
-    return (
-        fields
-        | read_rotary(settings, width)
-        | read_windows(settings, fields["layers"], [kind] * fields["layers"])
-        | {
-            "head_width": width,
-            "norm": "layer",
-            "norm_epsilon": settings.positive("norm_epsilon", 1e-5),
-            "activation": settings.activation(activation),
-            "gated": False,
-            "biases": "all" if settings.flag("use_bias", True) else "none",
-        }
-    )
+    return {
+        **fields,
+        **read_windows(settings, fields["layers"], [kind] * fields["layers"]),
+        "norm": "layer",
+        "norm_epsilon": settings.positive("norm_epsilon", 1e-5),
+        "activation": settings.activation(activation),
+        "gated": False,
+        "biases": "all" if settings.flag("use_bias", True) else "none",
+    }
 
 
 STARCODER2 = LLAMA.like(

@@ -165,12 +165,10 @@ T5 = Family(
         token_rows="classifier",
         encodes_tokens=True,
     ),
-    inert=frozenset(
-        {
-            *("dropout_rate", "classifier_dropout", "initializer_factor", "use_cache"),
-            *("is_encoder_decoder", "is_decoder"),
-        }
-    ),
+    inert={
+        *("dropout_rate", "classifier_dropout", "initializer_factor", "use_cache"),
+        *("is_encoder_decoder", "is_decoder"),
+    },
     # transformers 5 ties every T5 without a head in its checkpoint.
     tied_without_head=True,
 )

@@ -104,12 +104,10 @@ T5GEMMA = Family(
     base_prefix=PREFIX,
     head_name=HEAD,
     token_parts=(DECODER,),
-    inert=frozenset(
-        {
-            *("dropout_rate", "classifier_dropout_rate", "attention_dropout"),
-            # The parts have their own.
-            *("vocab_size", "initializer_range"),
-            *("use_cache", "is_decoder", "cross_attention_hidden_size"),
-        }
-    ),
+    inert={
+        *("dropout_rate", "classifier_dropout_rate", "attention_dropout"),
+        # The parts have their own.
+        *("vocab_size", "initializer_range"),
+        *("use_cache", "is_decoder", "cross_attention_hidden_size"),
+    },
 )
