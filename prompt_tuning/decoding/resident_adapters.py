@@ -23,8 +23,8 @@ from prompt_tuning.decoding.prompt_prefixes import PromptPrefixes
 from prompt_tuning.decoding.request import Request
 from prompt_tuning.decoding.request_checks import check_ids
 from prompt_tuning.decoding.shared_texts import SharedTexts
+from prompt_tuning.models.build import frozen_graph
 from prompt_tuning.models.decoder_only import DecoderOnly
-from prompt_tuning.models.frozen_model import frozen_graph
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.pretrained.text_encoding import encode_given
 from prompt_tuning.pretrained.tuning import PromptPair

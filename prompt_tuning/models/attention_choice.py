@@ -83,57 +83,52 @@ def check_attention(config: ModelConfig) -> None:
 
 def _obstacle_of_model(config: ModelConfig) -> Obstacle | None:
     """Returns what rules out every fused kernel, or None."""
-    if config.key_value_rank:
-        return Obstacle(
-            "the model has latent attention, whose values are narrower than its keys, "
-            "which the fused kernels do not compute",
-            "use another model",
-        )
-    if config.positions == "relative":
-        return Obstacle(
+    another, decoder = "use another model", "use a decoder-only model"
+    alone = "which the fused kernels do not compute"
+    obstacles = (
+        (
+            config.key_value_rank,
+            f"the model has latent attention, whose values are narrower than its keys, "
+            f"{alone}",
+            another,
+        ),
+        (
+            config.positions == "relative",
             "T5 adds a bias to its scores, which fused kernels do not read",
-            "use a decoder-only model",
-        )
-    if config.architecture == "encoder_decoder":
-        return Obstacle(
+            decoder,
+        ),
+        (
+            config.architecture == "encoder_decoder",
             "fused kernels are only used in decoder-only models",
-            "use a decoder-only model",
-        )
-    if config.bidirectional:
-        return Obstacle(
-            "tokens of an encoder see those after them, which the fused kernels do not "
-            "compute",
-            "use a decoder-only model",
-        )
-    if config.positions == "alibi":
-        return Obstacle(
+            decoder,
+        ),
+        (
+            config.bidirectional,
+            f"tokens of an encoder see those after them, {alone}",
+            decoder,
+        ),
+        (
+            config.positions == "alibi",
             "the model adds a bias to its scores (ALiBi), which fused kernels do not "
             "read",
-            "use another model",
-        )
-    if config.windowed_layers:
-        return Obstacle(
-            "the model has windowed_layers, which the fused kernels do not compute",
-            "use another model",
-        )
-    if config.attention_sinks:
-        return Obstacle(
-            "the model has attention_sinks, which the fused kernels do not compute",
-            "use another model",
-        )
-    if config.attention_soft_cap is not None:
-        return Obstacle(
-            "the model has an attention_soft_cap, which the fused kernels do not "
-            "compute",
-            "use another model",
-        )
-    if config.dropout_rate > 0:
-        return Obstacle(
+            another,
+        ),
+        (config.windowed_layers, f"the model has windowed_layers, {alone}", another),
+        (config.attention_sinks, f"the model has attention_sinks, {alone}", another),
+        (
+            config.attention_soft_cap is not None,
+            f"the model has an attention_soft_cap, {alone}",
+            another,
+        ),
+        (
+            config.dropout_rate > 0,
             f"dropout_rate is {config.dropout_rate}, and fused kernels do not drop "
             "attention weights",
             f"give {how_to_set('Pretrained.dropout_rate', 0)}",
-        )
-    return None
+        ),
+    )
+    found = (Obstacle(reason, remedy) for stands, reason, remedy in obstacles if stands)
+    return next(found, None)
 
 
 def is_fusable(views: Sequence[AttentionView], kernel: FusedKernel) -> bool:

@@ -1,7 +1,7 @@
 """The attention layer of a block: projections, and attention of streams to sources."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +30,7 @@ from prompt_tuning.models.attention import (
 from prompt_tuning.models.attention_choice import choose_attention
 from prompt_tuning.models.disentangled import RelativePositions, distance_products
 from prompt_tuning.models.flash_attention import attend_fused
-from prompt_tuning.models.layers import Dense
+from prompt_tuning.models.layers import dense_layers
 from prompt_tuning.models.norms import Norm, normalize, root_mean_square_norm
 from prompt_tuning.models.rotary import RotaryAngles, rotate_queries_and_keys
 from prompt_tuning.models.streams import flatten_streams
@@ -89,12 +89,7 @@ class Attention(nnx.Module):
         self.repeats = config.key_value_heads // groups
         self.padding = config.head_width - self.head_width
         inner, shared = config.heads * self.head_width, groups * self.head_width
-
-        def dense(name, sizes, axes, scale=1.0):
-            bias, dtype = name in config.biased_projections, config.parameter_dtype
-            options: dict[str, Any] = {"bias": bias, "dtype": dtype, "scale": scale}
-            return Dense(named_key(key, name), sizes, axes, layers=layers, **options)
-
+        dense = dense_layers(key, config, layers)
         # T5 does not scale scores at run time; its query kernel starts smaller instead.
         start = 1.0 if config.scale_scores else config.head_width**-0.5
         outward = ((config.width, inner), ("embed", "heads"))

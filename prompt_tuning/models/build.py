@@ -4,6 +4,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
+import jax
 from flax import nnx
 from jaxtyping import Array, Key
 
@@ -14,7 +15,7 @@ from prompt_tuning.checkpoints.stored_tensors import Recipe
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.layer_kinds import check_alike
 from prompt_tuning.core.model_config import ModelConfig
-from prompt_tuning.core.parameters import named_key
+from prompt_tuning.core.parameters import describe, named_key, split
 from prompt_tuning.models.decoder_only import Decoder, DecoderOnly
 from prompt_tuning.models.encoder_decoder import Encoder, EncoderDecoder
 from prompt_tuning.models.expert_adapters import ExpertProjection
@@ -24,13 +25,7 @@ from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.models.layers import Dense
 from prompt_tuning.models.norms import Norm
 from prompt_tuning.models.prefixed import PrefixDecoder, PrefixEncoder
-from prompt_tuning.models.prompted import (
-    PromptDecoder,
-    PromptDecoderOnly,
-    PromptEncoder,
-    PromptEncoderDecoder,
-    PromptEncoderPromptDecoder,
-)
+from prompt_tuning.models.prompted import PromptDecoder, PromptEncoder
 from prompt_tuning.prompts.class_rows import NAME as CLASSES
 from prompt_tuning.prompts.class_rows import ClassRows
 from prompt_tuning.prompts.low_rank_adapters import LoRA
@@ -102,13 +97,10 @@ def build_model(
         if prompt is not None and prompt.attachment is Attachment.KEYS_AND_VALUES:
             # A prefix is no part of the input, and every token sees it in any case.
             prompting = dataclasses.replace(prompting, prefix_attention=False)
-        decoder = _decoder(prompt, prompting)
-        family = PromptDecoderOnly if _at_input(prompt) else DecoderOnly
-        model = family(key, config, decoder=decoder)
+        model = DecoderOnly(key, config, decoder=_decoder(prompt, prompting))
     else:
         check_decoder_prompting(decoder_prompting)
-        family = _encoder_decoder_family(prompt, decoder_prompt)
-        model = family(
+        model = EncoderDecoder(
             key,
             config,
             encoder=_encoder(prompt, prompting),
@@ -126,6 +118,14 @@ def build_model(
             model.head.transform.leave_out_dense()
         model.head.adapters[CLASSES] = classes
     return model
+
+
+def frozen_graph(config: ModelConfig) -> tuple[nnx.GraphDef, tuple[str, ...]]:
+    """Returns the structure of a config's frozen model, and its parameters' paths."""
+    graph, abstract = describe(
+        lambda key: split(build_model(key, config)), jax.random.key(0)
+    )
+    return graph, tuple(abstract)
 
 
 def _invocation(
@@ -180,19 +180,6 @@ def check_decoder_prompting(prompting: Prompting | None) -> None:
             "decoder_prompting.execution is 'shared', but a prompt in the decoder sees "
             "the encoder's outputs, which differ by row; use 'auto' or 'joined'"
         )
-
-
-def _at_input(prompt: PromptModule | None) -> bool:
-    return prompt is not None and prompt.attachment.at_input
-
-
-def _encoder_decoder_family(
-    prompt: PromptModule | None, decoder_prompt: PromptModule | None
-) -> type[EncoderDecoder]:
-    if not _at_input(prompt):
-        return EncoderDecoder
-    both = _at_input(decoder_prompt)
-    return PromptEncoderPromptDecoder if both else PromptEncoderDecoder
 
 
 def _encoder(

@@ -24,20 +24,13 @@ from prompt_tuning.core.parameters import (
     store_kernel,
 )
 from prompt_tuning.core.quantization.product import StoredKernel, as_float32
-from prompt_tuning.core.quantization.stores import (
-    STORES,
-    UNQUANTIZED,
-    Store,
-)
+from prompt_tuning.core.quantization.stores import STORES, UNQUANTIZED, Store
 from prompt_tuning.models.expert_adapters import (
     UNCHANGED,
     ExpertChanges,
     ExpertProjection,
 )
-from prompt_tuning.models.expert_routing import (
-    ROUTES,
-    route_by_sigmoid,
-)
+from prompt_tuning.models.expert_routing import ROUTES, route_by_sigmoid
 from prompt_tuning.models.layers import ACTIVATIONS, Dense, FeedForward
 from prompt_tuning.models.norms import Norm
 from prompt_tuning.sharding import collectives

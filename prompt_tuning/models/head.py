@@ -8,12 +8,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Key
 
 from prompt_tuning.core.model_config import ModelConfig
-from prompt_tuning.core.parameters import (
-    KernelParameters,
-    declare,
-    fan_in,
-    named_key,
-)
+from prompt_tuning.core.parameters import KernelParameters, declare, fan_in, named_key
 from prompt_tuning.core.quantization.tables import Table
 from prompt_tuning.models.layers import ACTIVATIONS, TableModule
 from prompt_tuning.models.norms import Norm, layer_norm, normalize

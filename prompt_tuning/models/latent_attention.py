@@ -36,7 +36,7 @@ from prompt_tuning.models.attention import (
     positions_first,
 )
 from prompt_tuning.models.attention_layer import Attention, Projected
-from prompt_tuning.models.layers import Dense
+from prompt_tuning.models.layers import dense_layers
 from prompt_tuning.models.norms import Norm, normalize
 from prompt_tuning.models.rotary import RotaryAngles, rotate_queries_and_keys
 from prompt_tuning.sharding import collectives
@@ -72,16 +72,7 @@ class LatentAttention(Attention):
         self.query_gate = self.sinks = None
         heads, rank = config.heads, config.key_value_rank
         unrotated = config.head_width - config.rotated_width
-
-        def dense(name, sizes, axes):
-            return Dense(
-                named_key(key, name),
-                sizes,
-                axes,
-                layers=layers,
-                bias=name in config.biased_projections,
-                dtype=config.parameter_dtype,
-            )
+        dense = dense_layers(key, config, layers)
 
         def norm(name, width):
             part_key = named_key(key, name)

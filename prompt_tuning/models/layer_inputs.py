@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Key
 
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import declare, named_key
-from prompt_tuning.models.layers import ACTIVATIONS, Dense
+from prompt_tuning.models.layers import ACTIVATIONS, dense_layers
 from prompt_tuning.models.norms import Norm
 from prompt_tuning.models.streams import Stream, flatten_streams
 
@@ -88,17 +88,7 @@ class LayerInput(nnx.Module):
 
     def __init__(self, key: Key[Array, ""], config: ModelConfig, *, layers: int):
         self.activation = ACTIVATIONS[config.activation]
-
-        def dense(name, sizes, axes):
-            return Dense(
-                named_key(key, name),
-                sizes,
-                axes,
-                layers=layers,
-                bias=False,
-                dtype=config.parameter_dtype,
-            )
-
+        dense = dense_layers(key, config, layers, biased=False)
         size = config.layer_input_width
         self.gate = dense("gate", (config.width, size), ("embed", "layer_input"))
         self.projection = dense(

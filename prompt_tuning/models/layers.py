@@ -129,6 +129,24 @@ class Dense(nnx.Module):
         return KernelParameters.arrays_in(self, "kernel")
 
 
+def dense_layers(
+    key: Key[Array, ""], config: ModelConfig, layers: int, *, biased: bool = True
+) -> Callable[..., Dense]:
+    """Returns a function that declares projections, stacked on `layers`.
+
+    It takes a projection's name, from which its random key follows, its sizes, axes,
+    and scale if not 1; see `Dense`. With `biased` it has a bias if the config says so.
+    """
+
+    def dense(name: str, sizes: Any, axes: Any, scale: float = 1.0) -> Dense:
+        bias = biased and name in config.biased_projections
+        options: dict[str, Any] = {"bias": bias, "dtype": config.parameter_dtype}
+        part_key = named_key(key, name)
+        return Dense(part_key, sizes, axes, layers=layers, scale=scale, **options)
+
+    return dense
+
+
 def applied_bias(
     bias: nnx.Param | None, adapters: Mapping[str, Any]
 ) -> Float[Array, "out"] | None:
@@ -173,17 +191,7 @@ class FeedForward(nnx.Module):
         self.dropout_rate = config.dropout_rate
         inner = config.feed_forward_width if width is None else width
         width = config.width
-
-        def dense(name, sizes, axes):
-            return Dense(
-                named_key(key, name),
-                sizes,
-                axes,
-                layers=layers,
-                bias=name in config.biased_projections,
-                dtype=config.parameter_dtype,
-            )
-
+        dense = dense_layers(key, config, layers)
         inward = ((width, inner), ("embed", "mlp"))
         self.gate = dense("gate", *inward) if config.gated else None
         self.up = dense("up", *inward)

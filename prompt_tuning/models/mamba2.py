@@ -6,11 +6,8 @@ from jaxtyping import Array, Float, Key
 
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.models.memory_mixer import MixerParts, skip_and_gate
-from prompt_tuning.models.norms import (
-    root_mean_square_norm,
-    sharded_mean_square_norm,
-)
-from prompt_tuning.models.state_space_mixer import StateSpaceMixer
+from prompt_tuning.models.norms import root_mean_square_norm, sharded_mean_square_norm
+from prompt_tuning.models.state_space import StateSpaceMixer
 from prompt_tuning.settings.axis_rules import MEMORY_HEADS
 
 

@@ -15,12 +15,8 @@ from jaxtyping import Array, Float, Key
 
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import Initializer, declare, fan_in, named_key
-from prompt_tuning.models.layers import Dense
-from prompt_tuning.models.recurrent_state import (
-    RecurrentState,
-    StateView,
-    rows_before,
-)
+from prompt_tuning.models.layers import Dense, dense_layers
+from prompt_tuning.models.recurrent_state import RecurrentState, StateView, rows_before
 from prompt_tuning.models.short_convolution import convolve
 from prompt_tuning.models.streams import StreamView, flatten_streams, split_streams
 from prompt_tuning.settings.axis_rules import MEMORY_HEADS, MEMORY_KEYS
@@ -70,14 +66,7 @@ class MixerParts(NamedTuple):
         )
 
     def _dense(self, name, sizes, axes):
-        return Dense(
-            named_key(self.key, name),
-            sizes,
-            axes,
-            layers=self.layers,
-            bias=False,
-            dtype=self.config.parameter_dtype,
-        )
+        return dense_layers(*self, biased=False)(name, sizes, axes)
 
 
 class MemoryMixer(nnx.Module):

@@ -20,11 +20,10 @@ from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import optional_key
 from prompt_tuning.models.decoder_only import (
     Decoder,
-    DecoderOnly,
     causal_stream,
     input_mask,
 )
-from prompt_tuning.models.encoder_decoder import Encoder, EncoderDecoder, encoder_stream
+from prompt_tuning.models.encoder_decoder import Encoder, encoder_stream
 from prompt_tuning.models.layer_inputs import pad_width
 from prompt_tuning.models.prompt_vectors import select_vectors, vectors_of_texts
 from prompt_tuning.models.row_info import RowInfo, check_groupable, positions_in_segment
@@ -375,19 +374,3 @@ class PromptDecoder(_Prompted, Decoder):
             return ends
         points = rows.of_examples(self.insertion_points(rows, text_length), positions)
         return ends + jnp.where(points == positions + 1, self.prompt.real_length, 0)
-
-
-class PromptDecoderOnly(DecoderOnly):
-    """A decoder-only model with a `PromptDecoder`."""
-
-
-class PromptEncoderDecoder(EncoderDecoder):
-    """An encoder-decoder with a `PromptEncoder`, whose mask the decoder uses."""
-
-
-class PromptEncoderPromptDecoder(EncoderDecoder):
-    """An encoder-decoder with a `PromptEncoder` and a `PromptDecoder`.
-
-    The decoder's prompt precedes the targets and is always joined to them, because it
-    attends to the encoder's output.
-    """

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Key
 
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import declare, fan_in, named_key
-from prompt_tuning.models.layers import Dense
+from prompt_tuning.models.layers import dense_layers
 from prompt_tuning.models.recurrent_state import (
     RecurrentState,
     StateView,
@@ -34,16 +34,7 @@ class ShortConvolution(nnx.Module):
     """
 
     def __init__(self, key: Key[Array, ""], config: ModelConfig, *, layers: int):
-        def dense(name, sizes, axes):
-            return Dense(
-                named_key(key, name),
-                sizes,
-                axes,
-                layers=layers,
-                bias=False,
-                dtype=config.parameter_dtype,
-            )
-
+        dense = dense_layers(key, config, layers, biased=False)
         width = config.width
         self.input = dense("input", (width, 3 * width), ("embed", "mixer"))
         self.taps = declare(

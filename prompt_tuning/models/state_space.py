@@ -13,12 +13,14 @@ the same with matrix products within chunks and loops over chunks only. Both com
 float32.
 """
 
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from prompt_tuning.models.memory_chunks import CHUNK, run_chunks, run_positions
+from prompt_tuning.models.memory_mixer import MemoryMixer
 
 
 class StateInputs(NamedTuple):
@@ -81,3 +83,21 @@ def _run_chunk(inputs, memory, examples):
     memory = examples.at_end(memory) * jnp.exp(since[..., -1])[..., None, None]
     kept = key * left[..., -1, :, None]
     return output, memory + kept.swapaxes(-1, -2) @ added
+
+
+class StateSpaceMixer(MemoryMixer):
+    """Base class of mixers that compute the rule.
+
+    Their `factors` are a decay and a step for each head.
+    """
+
+    recurrent, chunked = staticmethod(recurrent_states), staticmethod(chunked_states)
+
+    def inputs(
+        self,
+        mixed: Mapping[str, Float[Array, "n _ _"]],
+        factors: Sequence[Float[Array, "n H"]],
+    ) -> StateInputs:
+        """Returns the inputs of the rule."""
+        decay, step = factors
+        return StateInputs(**mixed, decay=decay, step=step)

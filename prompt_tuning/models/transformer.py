@@ -16,22 +16,11 @@ from jaxtyping import Array, Float, Key
 
 from prompt_tuning.core import intermediates
 from prompt_tuning.core.block_scan import scan_blocks
-from prompt_tuning.core.layer_kinds import (
-    KEYS,
-    MIXERS,
-    USUAL,
-    kept_by,
-    layer_kinds,
-)
+from prompt_tuning.core.layer_kinds import KEYS, MIXERS, USUAL, kept_by, layer_kinds
 from prompt_tuning.core.masks import Count
 from prompt_tuning.core.mixed_scan import scan_mixed
 from prompt_tuning.core.model_config import ModelConfig
-from prompt_tuning.core.parameters import (
-    logical_axes,
-    merge,
-    named_key,
-    split,
-)
+from prompt_tuning.core.parameters import logical_axes, merge, named_key, split
 from prompt_tuning.core.rematerialization import Rematerialization
 from prompt_tuning.models.attention import KeyValues
 from prompt_tuning.models.attention_choice import choose_attention, is_fusable
@@ -40,11 +29,14 @@ from prompt_tuning.models.disentangled import relative_vectors
 from prompt_tuning.models.host_memory import any_on_host, move_to_device
 from prompt_tuning.models.latent_attention import LatentAttention
 from prompt_tuning.models.layer_inputs import LayerInputs, first_inputs
-from prompt_tuning.models.linear_bias import linear_bias
 from prompt_tuning.models.norms import Norm
 from prompt_tuning.models.position_marks import positions_of
 from prompt_tuning.models.recurrent_state import last_state
-from prompt_tuning.models.relative_positions import RelativePositionBias
+from prompt_tuning.models.relative_positions import (
+    RelativePositionBias,
+    linear_bias,
+    window_distance,
+)
 from prompt_tuning.models.rotary import (
     RotaryAngles,
     rotary_angles,
@@ -78,7 +70,6 @@ from prompt_tuning.models.streams import (
     split_streams,
     state_view,
 )
-from prompt_tuning.models.windows import window_distance
 from prompt_tuning.sharding import collectives, parameter_gathering
 
 

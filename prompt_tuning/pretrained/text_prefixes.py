@@ -17,8 +17,8 @@ from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import Parameters, merge
 from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.models.attention import KeyValues
+from prompt_tuning.models.build import frozen_graph
 from prompt_tuning.models.decoder_only import DecoderOnly
-from prompt_tuning.models.frozen_model import frozen_graph
 from prompt_tuning.pretrained.attention_matching import (
     check_matching,
     match_attention,

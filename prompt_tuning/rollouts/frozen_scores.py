@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.evaluation.batch_scores import score_batch
-from prompt_tuning.models.frozen_model import frozen_graph
+from prompt_tuning.models.build import frozen_graph
 from prompt_tuning.models.scoring import token_losses
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 

@@ -31,7 +31,7 @@ from prompt_tuning.decoding.row_checks import (
     check_prompt_ids,
     check_rows,
 )
-from prompt_tuning.models.frozen_model import frozen_graph
+from prompt_tuning.models.build import frozen_graph
 from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
 from prompt_tuning.pretrained.text_encoding import TextEncoding
 from prompt_tuning.texts.loaded_adapter import LoadedAdapter

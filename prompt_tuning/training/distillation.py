@@ -21,9 +21,8 @@ from prompt_tuning.data.examples.example_groups import ExampleGroups
 from prompt_tuning.data.examples.example_table import Examples
 from prompt_tuning.data.text.tokenizers import encode_prompt
 from prompt_tuning.losses.objective import OwnContexts, TeacherContext, TeacherModel
-from prompt_tuning.models.build import build_model
+from prompt_tuning.models.build import build_model, frozen_graph
 from prompt_tuning.models.decoder_only import DecoderPrefix
-from prompt_tuning.models.frozen_model import frozen_graph
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.prompts.initializers import Vocabulary

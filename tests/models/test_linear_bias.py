@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 
-from prompt_tuning.models.linear_bias import linear_bias, slopes
+from prompt_tuning.models.relative_positions import linear_bias, slopes
 
 
 def test_slopes_of_eight_heads_are_those_of_the_paper():

@@ -9,17 +9,17 @@ import pytest
 
 from prompt_tuning.core.recomputation import checkpointed
 from prompt_tuning.core.save_policies import ALL_BUT_WEIGHTS
-from prompt_tuning.models.delta_rule import (
+from prompt_tuning.models.gated_delta import (
     DeltaInputs,
     chunked_delta,
     recurrent_delta,
 )
-from prompt_tuning.models.memory_chunks import ChunkExamples
-from prompt_tuning.models.selective_scan import (
+from prompt_tuning.models.mamba import (
     ScanInputs,
     chunked_scan,
     recurrent_scan,
 )
+from prompt_tuning.models.memory_chunks import ChunkExamples
 from prompt_tuning.models.state_space import (
     StateInputs,
     chunked_states,

@@ -16,7 +16,7 @@ from prompt_tuning.core import parameter_groups
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import merge
 from prompt_tuning.losses.context_distillation import ContextDistillation, Distillation
-from prompt_tuning.models.frozen_model import frozen_graph
+from prompt_tuning.models.build import frozen_graph
 from prompt_tuning.models.scoring import loss_sums
 from prompt_tuning.settings.evaluation_settings import Evaluation
 from prompt_tuning.training.example_teacher import ExampleTeacher
