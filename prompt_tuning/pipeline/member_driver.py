@@ -12,15 +12,12 @@ from typing import Any
 
 from prompt_tuning.pipeline.driver import StepInStages
 from prompt_tuning.pipeline.member_orders import MemberOrder, MemberOrders
-from prompt_tuning.pipeline.schedules import (
-    BACKWARD,
-    INPUT_GRADIENT,
-    PREFIX_BACKWARD,
-    WEIGHT_GRADIENT,
-)
+from prompt_tuning.pipeline.schedules import Kind
 from prompt_tuning.pipeline.transport import StoppedError
 
-COUNTED = frozenset({BACKWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, PREFIX_BACKWARD})
+COUNTED = frozenset(
+    {Kind.BACKWARD, Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT, Kind.PREFIX_BACKWARD}
+)
 """Operations that a member's gradient waits for."""
 
 

@@ -10,15 +10,7 @@ import dataclasses
 from collections.abc import Iterator
 
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.pipeline.schedules import (
-    BACKWARD,
-    FORWARD,
-    INPUT_GRADIENT,
-    PREFIX_BACKWARD,
-    PREFIX_FORWARD,
-    WEIGHT_GRADIENT,
-    Operation,
-)
+from prompt_tuning.pipeline.schedules import Kind, Operation
 from prompt_tuning.settings.pipeline import ONE_F_ONE_B, ZERO_BUBBLE
 
 MEMBER_SCHEDULES = (ONE_F_ONE_B, ZERO_BUBBLE)
@@ -100,17 +92,20 @@ class MemberOrder:
     def _run_forward(self) -> Iterator[tuple[int, Operation]]:
         step, index = self._place(self._forward)
         if self._prefix and index == 0:
-            yield step, Operation(PREFIX_FORWARD, 0)
-        yield step, Operation(FORWARD, index)
+            yield step, Operation(Kind.PREFIX_FORWARD, 0)
+        yield step, Operation(Kind.FORWARD, index)
         self._forward += 1
 
     def _run_backward(self, delay: int) -> Iterator[tuple[int, Operation]]:
         two_stage = self._orders.two_stage
         while self._backward < self._forward - delay:
             step, index = self._place(self._backward)
-            yield step, Operation(INPUT_GRADIENT if two_stage else BACKWARD, index)
+            yield (
+                step,
+                Operation(Kind.INPUT_GRADIENT if two_stage else Kind.BACKWARD, index),
+            )
             if two_stage:
-                yield step, Operation(WEIGHT_GRADIENT, index)
+                yield step, Operation(Kind.WEIGHT_GRADIENT, index)
             if self._prefix and index == self._orders.microbatches - 1:
-                yield step, Operation(PREFIX_BACKWARD, 0)
+                yield step, Operation(Kind.PREFIX_BACKWARD, 0)
             self._backward += 1

@@ -12,44 +12,13 @@ from typing import Any
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import ParameterAxes
 from prompt_tuning.core.quantization.stores import describes_kernel, weight_shape
+from prompt_tuning.pipeline.simulation import Cost, OperationCosts
 
 LAYERS, EXPERTS = "layers", "experts"
 READS_ENCODER = ("cross_attention/key/", "cross_attention/value/")
 """Projections that the decoder applies to the encoder's output."""
 FACTORS = 2
 """Number of dimensions of a matrix, besides that of layers."""
-
-
-Count = float | int
-
-
-@dataclasses.dataclass(frozen=True)
-class Work:
-    """Floating-point operations of a part of the model for one micro-batch.
-
-    Attributes:
-      forward: operations of the forward pass.
-      input_gradient: operations of p1, including its recomputation.
-      weight_gradient: operations of p2.
-      prefix_forward: operations of the forward pass of prompt vectors shared by all
-        rows.
-      prefix_backward: operations of its backward pass.
-    """
-
-    forward: Count = 0
-    input_gradient: Count = 0
-    weight_gradient: Count = 0
-    prefix_forward: Count = 0
-    prefix_backward: Count = 0
-
-    def __add__(self, other: "Work") -> "Work":
-        pairs = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
-        return Work(*(mine + theirs for mine, theirs in pairs))
-
-    @property
-    def total(self) -> Count:
-        """All operations on the micro-batch's rows."""
-        return self.forward + self.input_gradient + self.weight_gradient
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,12 +52,12 @@ class ModelWork:
       head: of the output head and the loss.
     """
 
-    encoder: tuple[Work, ...]
-    decoder: tuple[Work, ...]
-    head: Work
+    encoder: tuple[OperationCosts, ...]
+    decoder: tuple[OperationCosts, ...]
+    head: OperationCosts
 
     @property
-    def blocks(self) -> tuple[Work, ...]:
+    def blocks(self) -> tuple[OperationCosts, ...]:
         """All blocks in the order of stages; the head is part of the last one."""
         blocks = [*self.encoder, *self.decoder]
         blocks[-1] += self.head
@@ -103,7 +72,7 @@ def count_work(
     batch: MicroBatchShape,
 ) -> ModelWork:
     """Counts the operations of a model for one micro-batch."""
-    encoder: tuple[Work, ...] = ()
+    encoder: tuple[OperationCosts, ...] = ()
     decoder_tokens, prompt = batch.inputs, batch.prompt
     if config.architecture == "encoder_decoder":
         decoder_tokens, prompt = batch.targets, batch.decoder_prompt
@@ -130,7 +99,7 @@ class _Stack:
         axes: Mapping[str, ParameterAxes],
         shapes: Mapping[str, Any],
         trained: Collection[str],
-    ) -> Work:
+    ) -> OperationCosts:
         """Returns the operations of one block."""
         work = self._attention(config)
         for path, logical in axes.items():
@@ -140,8 +109,8 @@ class _Stack:
                 size = _used_size(config, names, weight_shape(path, shapes[path]))
                 work += self._product(path, size, path in trained)
         if self._policy(config) == "nothing":  # p1 runs the block again
-            again = Work(input_gradient=work.forward, prefix_backward=0)
-            work += dataclasses.replace(again, prefix_backward=work.prefix_forward)
+            forward, prefix = work.forward, work.prefix_forward
+            work += OperationCosts(input_gradient=forward, prefix_backward=prefix)
         return work
 
     def _policy(self, config: ModelConfig) -> str:
@@ -150,17 +119,17 @@ class _Stack:
             how = config.encoder_rematerialization or how
         return how.policy
 
-    def _product(self, path: str, size: Count, trained: bool) -> Work:
+    def _product(self, path: str, size: Cost, trained: bool) -> OperationCosts:
         """Returns the operations of a projection: two per weight and token."""
         reads_encoder = any(part in path for part in READS_ENCODER)
         tokens = self.batch.inputs if reads_encoder else self.tokens
         operations = 2 * self.batch.rows * tokens * size
         prefix = 0 if reads_encoder else 2 * self.prompt * size
-        return Work(
+        return OperationCosts(
             operations, operations, operations if trained else 0, prefix, prefix
         )
 
-    def _attention(self, config: ModelConfig) -> Work:
+    def _attention(self, config: ModelConfig) -> OperationCosts:
         """Returns the operations of scores and of their weighted sums of values."""
         keys = self.prompt + self.tokens
         if self.name == "decoder" and config.architecture == "encoder_decoder":
@@ -169,7 +138,7 @@ class _Stack:
         operations = 4 * self.batch.rows * self.tokens * keys * width
         prefix = 4 * self.prompt * self.prompt * width
         # Both factors of a product are activations, so both have a gradient.
-        return Work(operations, 2 * operations, 0, prefix, 2 * prefix)
+        return OperationCosts(operations, 2 * operations, 0, prefix, 2 * prefix)
 
 
 def _is_matrix(path: str, names: Sequence[str]) -> bool:
@@ -178,9 +147,7 @@ def _is_matrix(path: str, names: Sequence[str]) -> bool:
     return len(factors) == FACTORS + several and "relative_position_bias" not in path
 
 
-def _used_size(
-    config: ModelConfig, names: Sequence[str], shape: Sequence[int]
-) -> Count:
+def _used_size(config: ModelConfig, names: Sequence[str], shape: Sequence[int]) -> Cost:
     sizes = {n: s for n, s in zip(names, shape, strict=True) if n != LAYERS}
     size = math.prod(sizes.values())
     several = EXPERTS in sizes and len(sizes) > FACTORS
@@ -189,7 +156,7 @@ def _used_size(
 
 def _head(
     config: ModelConfig, trained: Collection[str], batch: MicroBatchShape
-) -> Work:
+) -> OperationCosts:
     """Returns the operations of the logits, and of the gradient of hidden states.
 
     That gradient is computed with the loss, in the forward pass.
@@ -201,4 +168,4 @@ def _head(
     if config.tied_head:
         owner = "decoder" if config.separate_tables else "token"
         table = f"{owner}_embedder/embedding"
-    return Work(2 * operations, 0, operations if table in trained else 0)
+    return OperationCosts(2 * operations, 0, operations if table in trained else 0)

@@ -5,14 +5,14 @@ import functools
 from collections.abc import Sequence
 from typing import TypeVar
 
-from prompt_tuning.pipeline.operation_counts import ModelWork, Work
+from prompt_tuning.pipeline.operation_counts import ModelWork
 from prompt_tuning.pipeline.pipeline_checks import check_blocks
 from prompt_tuning.pipeline.schedules import (
     Order,
     stage_orders,
 )
 from prompt_tuning.pipeline.simulation import (
-    StageCosts,
+    OperationCosts,
     Timeline,
     microbatches_below,
     peak_held,
@@ -45,7 +45,7 @@ class PipelinePlan:
     schedule: str
     two_stage: bool
     microbatches: int
-    costs: tuple[StageCosts, ...]
+    costs: tuple[OperationCosts, ...]
     prefix: bool = False
     virtual: int = 1
 
@@ -208,26 +208,17 @@ def balanced_layers(costs: Sequence[float], stages: int) -> tuple[int, ...]:
 
 
 def _stage_costs(
-    blocks: Sequence[Work], layers: Sequence[int], stages: int
-) -> tuple[StageCosts, ...]:
+    blocks: Sequence[OperationCosts], layers: Sequence[int], stages: int
+) -> tuple[OperationCosts, ...]:
     total = sum(block.total for block in blocks) / stages
     costs, start = [], 0
     for count in layers:
-        work = sum(blocks[start : start + count], Work())
-        costs.append(
-            StageCosts(
-                work.forward / total,
-                work.input_gradient / total,
-                work.weight_gradient / total,
-                work.prefix_forward / total,
-                work.prefix_backward / total,
-            )
-        )
+        costs.append(sum(blocks[start : start + count], OperationCosts()) / total)
         start += count
     return tuple(costs)
 
 
-def _without_p1(first: StageCosts) -> StageCosts:
+def _without_p1(first: OperationCosts) -> OperationCosts:
     """Returns the costs of a first stage with nothing trained before its blocks.
 
     It sends no gradient upstream, so its whole backward pass is p2.

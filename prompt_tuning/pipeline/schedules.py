@@ -10,24 +10,12 @@ With virtual stages, a stage has many chunks of consecutive blocks: stage `s` of
 chunks `s`, `s + N`, `s + 2 N`, ... of the model, numbered 0, 1, 2, ... here.
 """
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from prompt_tuning.core.errors import InputError, did_you_mean
-from prompt_tuning.pipeline.interleaved_schedule import interleaved_order
-from prompt_tuning.pipeline.operations import (
-    BACKWARD,
-    FORWARD,
-    INPUT_GRADIENT,
-    JOINED_GRADIENT,
-    PREFIX_BACKWARD,
-    PREFIX_FORWARD,
-    WEIGHT_GRADIENT,
-    Kind,
-    Operation,
-    Order,
-)
+from prompt_tuning.pipeline.operations import Kind, Operation, Order
 from prompt_tuning.settings.pipeline import (
     GPIPE,
     NONE,
@@ -37,7 +25,8 @@ from prompt_tuning.settings.pipeline import (
     ZERO_BUBBLE,
 )
 
-ONE_PART_OR_TWO = ({FORWARD, BACKWARD}, {FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT})
+IN_ONE_PART = (Kind.FORWARD, Kind.BACKWARD)
+IN_TWO_PARTS = (Kind.FORWARD, Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT)
 """The operations of a micro-batch on a stage, by the parts of its backward pass."""
 
 
@@ -83,15 +72,16 @@ def stage_orders(
       InputError: if there is no such schedule, or it needs other numbers.
     """
     check_schedule(schedule, stages, microbatches, two_stage, virtual)
+    kinds, indices = IN_TWO_PARTS if two_stage else IN_ONE_PART, range(microbatches)
     orders = []
     for stage in range(stages):
         if virtual > 1:
             sizes = stages, virtual, microbatches
-            order = interleaved_order(sizes, stage, two_stage)
+            order = _interleaved(sizes, stage, two_stage)
         elif schedule == NONE:
-            order = _one_after_another(microbatches, two_stage)
+            order = tuple(Operation(kind, i) for i in indices for kind in kinds)
         elif schedule == GPIPE:
-            order = _all_forward_first(microbatches, two_stage)
+            order = tuple(Operation(kind, i) for kind in kinds for i in indices)
         elif schedule == ZERO_BUBBLE:
             order = _late_weight_gradients(stages, stage, microbatches)
         else:
@@ -146,51 +136,71 @@ def check_schedule(
         )
 
 
-def _one_after_another(microbatches: int, two_stage: bool) -> Order:
-    kinds: tuple[Kind, ...] = (FORWARD, BACKWARD)
-    if two_stage:
-        kinds = (FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT)
-    return tuple(Operation(kind, i) for i in range(microbatches) for kind in kinds)
-
-
-def _all_forward_first(microbatches: int, two_stage: bool) -> Order:
-    kinds: tuple[Kind, ...] = (FORWARD, BACKWARD)
-    if two_stage:
-        kinds = (FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT)
-    return tuple(Operation(kind, i) for kind in kinds for i in range(microbatches))
-
-
 def _one_forward_one_backward(
     stages: int, stage: int, microbatches: int, two_stage: bool
 ) -> Order:
     """Postpones p2 until no forward pass is left: it fills the waiting times there."""
     warm = min(microbatches, stages - stage)
-    order = [Operation(FORWARD, i) for i in range(warm)]
+    order = [Operation(Kind.FORWARD, i) for i in range(warm)]
     postponed = 0
     for i in range(microbatches):
-        order.append(Operation(INPUT_GRADIENT if two_stage else BACKWARD, i))
+        order.append(Operation(Kind.INPUT_GRADIENT if two_stage else Kind.BACKWARD, i))
         if warm + i < microbatches:
-            order.append(Operation(FORWARD, warm + i))
+            order.append(Operation(Kind.FORWARD, warm + i))
         elif two_stage:
-            order.append(Operation(WEIGHT_GRADIENT, postponed))
+            order.append(Operation(Kind.WEIGHT_GRADIENT, postponed))
             postponed += 1
     if two_stage:
-        order += [Operation(WEIGHT_GRADIENT, i) for i in range(postponed, microbatches)]
+        order += [
+            Operation(Kind.WEIGHT_GRADIENT, i) for i in range(postponed, microbatches)
+        ]
     return tuple(order)
 
 
 def _late_weight_gradients(stages: int, stage: int, microbatches: int) -> Order:
     warm = min(microbatches, stages - stage)
-    order = [Operation(FORWARD, i) for i in range(warm)]
+    order = [Operation(Kind.FORWARD, i) for i in range(warm)]
     for i in range(microbatches):
-        order.append(Operation(INPUT_GRADIENT, i))
+        order.append(Operation(Kind.INPUT_GRADIENT, i))
         if i >= stage:
-            order.append(Operation(WEIGHT_GRADIENT, i - stage))
+            order.append(Operation(Kind.WEIGHT_GRADIENT, i - stage))
         if warm + i < microbatches:
-            order.append(Operation(FORWARD, warm + i))
+            order.append(Operation(Kind.FORWARD, warm + i))
     first = max(microbatches - stage, 0)
-    order += [Operation(WEIGHT_GRADIENT, i) for i in range(first, microbatches)]
+    order += [Operation(Kind.WEIGHT_GRADIENT, i) for i in range(first, microbatches)]
     return tuple(order)
+
+
+def _interleaved(sizes: tuple[int, int, int], stage: int, two_stage: bool) -> Order:
+    """Orders a stage's chunks like Megatron's interleaved 1f1b.
+
+    A micro-batch passes all stages once per chunk. A stage waits only for the first
+    stage's chunk, so the bubble of `v` chunks is `(N - 1) / (v M)` of the work instead
+    of `(N - 1) / M` (Narayanan et al. 2021, arXiv 2104.04473, section 2.2).
+
+    The chunks take turns, with as many micro-batches per turn as there are stages. As
+    without chunks, p2 is postponed until no forward pass is left. `sizes` are the
+    numbers of stages, of chunks per stage, and of micro-batches.
+    """
+    stages, virtual, microbatches = sizes
+    total = virtual * microbatches
+    warm = min(total, 2 * (stages - stage - 1) + (virtual - 1) * stages)
+    turns = []
+    for i in range(total):
+        group, place = divmod(i, stages * virtual)
+        chunk, offset = divmod(place, stages)
+        turns.append((group * stages + offset, chunk))
+    backward: Kind = Kind.INPUT_GRADIENT if two_stage else Kind.BACKWARD
+    forwards = [Operation(Kind.FORWARD, *turn) for turn in turns]
+    backwards = [Operation(backward, i, virtual - 1 - chunk) for i, chunk in turns]
+    order, postponed = forwards[:warm], deque[Operation]()
+    for i, operation in enumerate(backwards):
+        order += [*forwards[warm + i : warm + i + 1], operation]
+        if two_stage:
+            postponed.append(operation._replace(kind=Kind.WEIGHT_GRADIENT))
+            if warm + i >= total:
+                order.append(postponed.popleft())
+    return (*order, *postponed)
 
 
 def join_end(order: Order) -> tuple[Order, int]:
@@ -202,11 +212,11 @@ def join_end(order: Order) -> tuple[Order, int]:
     """
     kinds = [operation.kind for operation in order]
     count = 0
-    while count < len(kinds) and kinds[-1 - count] == WEIGHT_GRADIENT:
+    while count < len(kinds) and kinds[-1 - count] == Kind.WEIGHT_GRADIENT:
         count += 1
     if count < 2:
         return order, 1
-    return (*order[:-count], Operation(JOINED_GRADIENT, 0)), count
+    return (*order[:-count], Operation(Kind.JOINED_GRADIENT, 0)), count
 
 
 def _with_prefix(order: Order) -> Order:
@@ -215,15 +225,15 @@ def _with_prefix(order: Order) -> Order:
     last: dict[int, int] = {}
     for at, (kind, _, chunk) in enumerate(order):
         first.setdefault(chunk, at)
-        if kind in (INPUT_GRADIENT, BACKWARD):
+        if kind in (Kind.INPUT_GRADIENT, Kind.BACKWARD):
             last[chunk] = at
     added: list[Operation] = []
     for at, operation in enumerate(order):
         if first[operation.chunk] == at:
-            added.append(Operation(PREFIX_FORWARD, 0, operation.chunk))
+            added.append(Operation(Kind.PREFIX_FORWARD, 0, operation.chunk))
         added.append(operation)
         if last[operation.chunk] == at:
-            added.append(Operation(PREFIX_BACKWARD, 0, operation.chunk))
+            added.append(Operation(Kind.PREFIX_BACKWARD, 0, operation.chunk))
     return tuple(added)
 
 
@@ -247,7 +257,7 @@ class Result(NamedTuple):
 def result_of(stage: int, operation: Operation) -> Result:
     """Returns the result of an operation of a stage."""
     kind, microbatch, chunk = operation
-    name = INPUT_GRADIENT if kind == BACKWARD else kind
+    name = Kind.INPUT_GRADIENT if kind == Kind.BACKWARD else kind
     return Result(name, stage, microbatch, chunk)
 
 
@@ -264,23 +274,26 @@ def needed_results(
     # The chunks of all stages in the order in which a micro-batch passes them.
     stages = len(orders)
     place, count = chunk * stages + stage, chunks * stages
-    if kind in (FORWARD, PREFIX_FORWARD):
+    if kind in (Kind.FORWARD, Kind.PREFIX_FORWARD):
         if place > 0:
             yield _result_at(place - 1, stages, kind, microbatch)
-        if kind == FORWARD and orders[stage][0].kind == PREFIX_FORWARD:
-            yield Result(PREFIX_FORWARD, stage, 0, chunk)
-    elif kind in (INPUT_GRADIENT, BACKWARD):
-        yield Result(FORWARD, stage, microbatch, chunk)
+        if kind == Kind.FORWARD and orders[stage][0].kind == Kind.PREFIX_FORWARD:
+            yield Result(Kind.PREFIX_FORWARD, stage, 0, chunk)
+    elif kind in (Kind.INPUT_GRADIENT, Kind.BACKWARD):
+        yield Result(Kind.FORWARD, stage, microbatch, chunk)
         if place + 1 < count:
-            yield _result_at(place + 1, stages, INPUT_GRADIENT, microbatch)
-    elif kind == WEIGHT_GRADIENT:
-        yield Result(INPUT_GRADIENT, stage, microbatch, chunk)
-    elif kind == PREFIX_BACKWARD:
+            yield _result_at(place + 1, stages, Kind.INPUT_GRADIENT, microbatch)
+    elif kind == Kind.WEIGHT_GRADIENT:
+        yield Result(Kind.INPUT_GRADIENT, stage, microbatch, chunk)
+    elif kind == Kind.PREFIX_BACKWARD:
         for earlier in orders[stage]:
-            if earlier.chunk == chunk and earlier.kind in (INPUT_GRADIENT, BACKWARD):
+            if earlier.chunk == chunk and earlier.kind in (
+                Kind.INPUT_GRADIENT,
+                Kind.BACKWARD,
+            ):
                 yield result_of(stage, earlier)
         if place + 1 < count:
-            yield _result_at(place + 1, stages, PREFIX_BACKWARD, 0)
+            yield _result_at(place + 1, stages, Kind.PREFIX_BACKWARD, 0)
 
 
 def _result_at(place: int, stages: int, name: Kind, microbatch: int) -> Result:
@@ -326,41 +339,3 @@ def _deadlock_text(
                 f"{missing.name} {missing.microbatch} of stage {missing.stage}"
             )
     return f"the schedule cannot continue: {'; '.join(waiting)}"
-
-
-def check_orders(orders: Sequence[Order], microbatches: int) -> None:
-    """Checks that each chunk computes each micro-batch once, in a possible order.
-
-    Raises:
-      DeadlockError: if an operation precedes one that it needs, or stages wait for each
-        other.
-      ValueError: if an operation is missing, repeated or for an unknown micro-batch.
-    """
-    for stage, order in enumerate(orders):
-        for chunk in range(chunk_count(orders)):
-            of_chunk = tuple(
-                operation for operation in order if operation.chunk == chunk
-            )
-            _check_operations(stage, of_chunk, microbatches)
-    deque(runnable_sequence(orders), maxlen=0)
-
-
-def _check_operations(stage: int, order: Order, microbatches: int) -> None:
-    for operation, count in Counter(order).items():
-        kind, index, _ = operation
-        if count > 1:
-            raise ValueError(f"stage {stage} computes {kind} {index} {count} times")
-        if not 0 <= index < microbatches:
-            raise ValueError(
-                f"stage {stage} computes {kind} {index}, but there are {microbatches} "
-                "micro-batches"
-            )
-    for i in range(microbatches):
-        kinds = {kind for kind, index, _ in order if index == i}
-        kinds -= {PREFIX_FORWARD, PREFIX_BACKWARD}
-        if kinds not in ONE_PART_OR_TWO:
-            raise ValueError(
-                f"stage {stage} computes {', '.join(sorted(kinds)) or 'nothing'} of "
-                f"micro-batch {i}: expected {FORWARD} and either {BACKWARD} or "
-                f"{INPUT_GRADIENT} and {WEIGHT_GRADIENT}"
-            )

@@ -5,12 +5,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from prompt_tuning.pipeline.schedules import (
-    BACKWARD,
-    FORWARD,
-    INPUT_GRADIENT,
-    PREFIX_BACKWARD,
-    PREFIX_FORWARD,
-    WEIGHT_GRADIENT,
+    Kind,
     Operation,
     Order,
     Result,
@@ -34,40 +29,40 @@ ROUNDING = 1e-9
 
 
 @dataclasses.dataclass(frozen=True)
-class StageCosts:
-    """Time that a chunk of a stage takes for each operation, in any unit.
-
-    Without virtual stages, each stage has one chunk.
+class OperationCosts:
+    """Cost of each operation of a part of the model, in any unit.
 
     Attributes:
-      forward: time of the forward pass.
-      input_gradient: time of p1.
-      weight_gradient: time of p2.
-      prefix_forward: time of the shared prompt's forward pass, once per step.
-      prefix_backward: time of its backward pass.
+      forward: cost of the forward pass of a micro-batch.
+      input_gradient: cost of p1, including its recomputation.
+      weight_gradient: cost of p2.
+      prefix_forward: cost of the forward pass of a prompt shared by all rows, once per
+        step.
+      prefix_backward: cost of its backward pass.
     """
 
-    forward: Cost = 1.0
-    input_gradient: Cost = 1.0
-    weight_gradient: Cost = 1.0
-    prefix_forward: Cost = 0.0
-    prefix_backward: Cost = 0.0
+    forward: Cost = 0
+    input_gradient: Cost = 0
+    weight_gradient: Cost = 0
+    prefix_forward: Cost = 0
+    prefix_backward: Cost = 0
+
+    def __add__(self, other: "OperationCosts") -> "OperationCosts":
+        pairs = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
+        return OperationCosts(*(mine + theirs for mine, theirs in pairs))
+
+    def __truediv__(self, divisor: Cost) -> "OperationCosts":
+        return OperationCosts(*(cost / divisor for cost in dataclasses.astuple(self)))
 
     def of(self, operation: Operation) -> Cost:
-        """Returns the time of an operation."""
-        if operation.kind == BACKWARD:
+        """Returns the cost of an operation."""
+        if operation.kind == Kind.BACKWARD:
             return self.input_gradient + self.weight_gradient
-        return {
-            FORWARD: self.forward,
-            INPUT_GRADIENT: self.input_gradient,
-            WEIGHT_GRADIENT: self.weight_gradient,
-            PREFIX_FORWARD: self.prefix_forward,
-            PREFIX_BACKWARD: self.prefix_backward,
-        }[operation.kind]
+        return getattr(self, operation.kind)
 
     @property
-    def microbatch(self) -> Cost:
-        """The time of all operations of a micro-batch."""
+    def total(self) -> Cost:
+        """The cost of all operations on the rows of a micro-batch."""
         return self.forward + self.input_gradient + self.weight_gradient
 
 
@@ -116,7 +111,7 @@ class Timeline:
 
 
 def simulate(
-    orders: Sequence[Order], costs: Sequence[StageCosts], transfer: Cost = 0.0
+    orders: Sequence[Order], costs: Sequence[OperationCosts], transfer: Cost = 0.0
 ) -> Timeline:
     """Returns when each operation runs if every stage starts as soon as it can.
 
@@ -162,27 +157,25 @@ def peak_held(
     for kind, _, chunk in order:
         first = kept[chunk] if isinstance(kept, Sequence) else kept
         later = postponed[chunk] if isinstance(postponed, Sequence) else postponed
-        if kind == FORWARD:
+        if kind == Kind.FORWARD:
             held += first
-        elif kind == BACKWARD:
+        elif kind == Kind.BACKWARD:
             held -= first
-        elif kind == INPUT_GRADIENT:
+        elif kind == Kind.INPUT_GRADIENT:
             held += later - first
-        elif kind == WEIGHT_GRADIENT:
+        elif kind == Kind.WEIGHT_GRADIENT:
             held -= later
         peak = max(peak, held)
     return peak
 
 
-def bubble_limit(costs: Sequence[StageCosts], virtual: int = 1) -> Cost:
+def bubble_limit(costs: Sequence[OperationCosts], virtual: int = 1) -> Cost:
     """Returns the bubble share that remains however many micro-batches there are.
 
     All stages wait for the one with the most work.
     """
     stages = len(costs) // virtual
-    work = [
-        sum(cost.microbatch for cost in costs[stage::stages]) for stage in range(stages)
-    ]
+    work = [sum(cost.total for cost in costs[stage::stages]) for stage in range(stages)]
     return 1 - sum(work) / (len(work) * max(work))
 
 
@@ -190,7 +183,7 @@ def microbatches_below(
     share: float,
     schedule: str,
     two_stage: bool,
-    costs: Sequence[StageCosts],
+    costs: Sequence[OperationCosts],
     virtual: int = 1,
 ) -> int | None:
     """Returns the fewest micro-batches with a smaller bubble share; None if none have.

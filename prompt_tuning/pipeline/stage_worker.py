@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from prompt_tuning.core.save_policies import PINNED
-from prompt_tuning.pipeline.schedules import FORWARD, INPUT_GRADIENT
+from prompt_tuning.pipeline.schedules import Kind
 from prompt_tuning.pipeline.stage_programs import Program, StagePrograms
 from prompt_tuning.pipeline.transport import Mailbox
 
@@ -153,20 +153,20 @@ class StageWorker:
 
     def _keep(self, index: int, kept: Tree) -> None:
         self._kept[index] = kept
-        self.memory.held += self._size(FORWARD, kept)
+        self.memory.held += self._size(Kind.FORWARD, kept)
 
     def _release(self, index: int) -> Tree:
         kept = self._kept.pop(index)
-        self.memory.held -= self._size(FORWARD, kept)
+        self.memory.held -= self._size(Kind.FORWARD, kept)
         return kept
 
     def _postpone(self, index: int, held: tuple[Tree, Tree]) -> None:
         self._held[index] = held
-        self.memory.held += self._size(INPUT_GRADIENT, held)
+        self.memory.held += self._size(Kind.INPUT_GRADIENT, held)
 
     def _resume(self, index: int) -> tuple[Tree, Tree]:
         held = self._held.pop(index)
-        self.memory.held -= self._size(INPUT_GRADIENT, held)
+        self.memory.held -= self._size(Kind.INPUT_GRADIENT, held)
         return held
 
     def _size(self, kind: str, arrays: Tree) -> int:

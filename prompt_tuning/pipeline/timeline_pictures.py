@@ -2,42 +2,34 @@
 
 import html
 import string
+from typing import NamedTuple
 
-from prompt_tuning.pipeline.schedules import (
-    BACKWARD,
-    FORWARD,
-    INPUT_GRADIENT,
-    PREFIX_BACKWARD,
-    PREFIX_FORWARD,
-    WEIGHT_GRADIENT,
-)
+from prompt_tuning.pipeline.schedules import Kind
 from prompt_tuning.pipeline.simulation import TimedOperation, Timeline
 
-LETTERS = {
-    FORWARD: "F",
-    BACKWARD: "B",
-    INPUT_GRADIENT: "p",
-    WEIGHT_GRADIENT: "w",
-    PREFIX_FORWARD: "P",
-    PREFIX_BACKWARD: "Q",
+
+class Drawing(NamedTuple):
+    """How a kind of operation is drawn.
+
+    Attributes:
+      letter: its letter in text.
+      meaning: its name in the legend.
+      color: color of its bars, light enough for black digits, after ColorBrewer.
+    """
+
+    letter: str
+    meaning: str
+    color: str
+
+
+DRAWINGS = {
+    Kind.FORWARD: Drawing("F", "forward", "#9ecae1"),
+    Kind.BACKWARD: Drawing("B", "backward", "#fdae6b"),
+    Kind.INPUT_GRADIENT: Drawing("p", "p1, gradient of the input", "#fdae6b"),
+    Kind.WEIGHT_GRADIENT: Drawing("w", "p2, gradient of the weights", "#a1d99b"),
+    Kind.PREFIX_FORWARD: Drawing("P", "prompt forward", "#3182bd"),
+    Kind.PREFIX_BACKWARD: Drawing("Q", "prompt backward", "#e6550d"),
 }
-MEANINGS = {
-    FORWARD: "forward",
-    BACKWARD: "backward",
-    INPUT_GRADIENT: "p1, gradient of the input",
-    WEIGHT_GRADIENT: "p2, gradient of the weights",
-    PREFIX_FORWARD: "prompt forward",
-    PREFIX_BACKWARD: "prompt backward",
-}
-COLORS = {
-    FORWARD: "#9ecae1",
-    BACKWARD: "#fdae6b",
-    INPUT_GRADIENT: "#fdae6b",
-    WEIGHT_GRADIENT: "#a1d99b",
-    PREFIX_FORWARD: "#3182bd",
-    PREFIX_BACKWARD: "#e6550d",
-}
-"""Colors of light enough shades for black digits, after ColorBrewer."""
 WAITING = "."
 WIDTH = 100
 """Columns of a timeline as text."""
@@ -62,16 +54,13 @@ def timeline_text(timeline: Timeline, width: int = WIDTH) -> str:
         cells = [WAITING] * width
         for timed in _drawn(timeline, stage):
             first, last = round(timed.start * scale), round(timed.end * scale)
-            kind = timed.operation.kind
-            label = f"{LETTERS[kind]}{_number(timeline, timed)}"
-            fill = LETTERS[kind] if len(label) > last - first else "-"
+            letter = DRAWINGS[timed.operation.kind].letter
+            label = f"{letter}{_number(timeline, timed)}"
+            fill = letter if len(label) > last - first else "-"
             text = label if len(label) <= last - first else ""
             cells[first:last] = text.ljust(last - first, fill)
         lines.append(f"stage {stage}  {''.join(cells)}")
-    kinds = _drawn_kinds(timeline)
-    legend = "; ".join(
-        f"{LETTERS[kind]} {MEANINGS[kind]}" for kind in MEANINGS if kind in kinds
-    )
+    legend = "; ".join(f"{x.letter} {x.meaning}" for x in _drawings(timeline))
     if timeline.chunks > 1:
         legend += f"; a to {chunk_letter(timeline.chunks - 1)} chunk of the stage"
     return "\n".join([*lines, f"{legend}; {WAITING} waiting"])
@@ -97,9 +86,11 @@ def _drawn(timeline: Timeline, stage: int) -> list[TimedOperation]:
     ]
 
 
-def _drawn_kinds(timeline: Timeline) -> set[str]:
+def _drawings(timeline: Timeline) -> list[Drawing]:
+    """Returns how the kinds of operations in a timeline are drawn."""
     stages = range(timeline.stages)
-    return {timed.operation.kind for s in stages for timed in _drawn(timeline, s)}
+    kinds = {timed.operation.kind for s in stages for timed in _drawn(timeline, s)}
+    return [drawing for kind, drawing in DRAWINGS.items() if kind in kinds]
 
 
 def timeline_svg(timeline: Timeline, title: str) -> str:
@@ -118,11 +109,11 @@ def timeline_svg(timeline: Timeline, title: str) -> str:
         width = timeline.makespan * scale
         parts.append(_bar(float(LEFT), top, width, "#f0f0f0", ""))
         for timed in _drawn(timeline, stage):
-            kind = timed.operation.kind
+            color = DRAWINGS[timed.operation.kind].color
             left, width = LEFT + timed.start * scale, (timed.end - timed.start) * scale
             label = _number(timeline, timed)
             wide_enough = width > DIGIT * len(label) + 2
-            parts.append(_bar(left, top, width, COLORS[kind], label * wide_enough))
+            parts.append(_bar(left, top, width, color, label * wide_enough))
     parts += _legend(timeline, height - 18)
     return "\n".join([*parts, "</svg>\n"])
 
@@ -139,8 +130,7 @@ def _bar(left: float, top: int, width: float, color: str, label: str) -> str:
 
 
 def _legend(timeline: Timeline, bottom: int) -> list[str]:
-    kinds = _drawn_kinds(timeline)
-    shown = [(COLORS[kind], MEANINGS[kind]) for kind in MEANINGS if kind in kinds]
+    shown = [(drawing.color, drawing.meaning) for drawing in _drawings(timeline)]
     parts, left = [], LEFT
     for color, meaning in [*shown, ("#f0f0f0", "waiting")]:
         parts.append(

@@ -13,7 +13,7 @@ import statistics
 import jax
 
 from prompt_tuning.pipeline.schedules import Order, stage_orders
-from prompt_tuning.pipeline.simulation import StageCosts
+from prompt_tuning.pipeline.simulation import OperationCosts
 from scripts.bench.pipeline import (
     STAGES,
     EmulatedPipeline,
@@ -65,7 +65,7 @@ def main() -> None:
     for case, order in orders.items():
         stages, virtual, parts = case
         times = (
-            options.unit * makespan(order, StageCosts()),
+            options.unit * makespan(order, OperationCosts(1, 1, 1)),
             statistics.median(map(sum, seconds[case])),
             statistics.median(plain[case]),
             statistics.median(each.begin + each.finish for each in seconds[case]),

@@ -44,7 +44,7 @@ from prompt_tuning.pipeline.schedules import (
     result_of,
     stage_orders,
 )
-from prompt_tuning.pipeline.simulation import StageCosts, simulate
+from prompt_tuning.pipeline.simulation import OperationCosts, simulate
 from prompt_tuning.pipeline.stage_devices import StageDevices
 from scripts.bench import pipeline_processes
 
@@ -107,7 +107,7 @@ def main() -> None:
     pipelines = {}
     for schedule, count, two_stage in CASES:
         orders = stage_orders(schedule, STAGES, count, two_stage)
-        expected = options.unit * makespan(orders, StageCosts())
+        expected = options.unit * makespan(orders, OperationCosts(1, 1, 1))
         if count not in pipelines:
             pipelines[count] = EmulatedPipeline(options.unit, count)
         measured, once, plain = [], [], []
@@ -169,11 +169,13 @@ def compare(
 def longest_chain(orders: Sequence[Order], two_stage: bool) -> int:
     """Returns the number of operations that determine the time of a step."""
     added = 1e-6
-    costs = StageCosts(1 + added, 1 + added, 1 + added * two_stage)
-    return round((makespan(orders, costs) - makespan(orders, StageCosts())) / added)
+    costs = OperationCosts(1 + added, 1 + added, 1 + added * two_stage)
+    return round(
+        (makespan(orders, costs) - makespan(orders, OperationCosts(1, 1, 1))) / added
+    )
 
 
-def makespan(orders: Sequence[Order], costs: StageCosts) -> float:
+def makespan(orders: Sequence[Order], costs: OperationCosts) -> float:
     """Returns the simulated time of a step whose stages cost the same."""
     return simulate(orders, [costs] * len(orders) * chunk_count(orders)).makespan
 

@@ -27,15 +27,8 @@ from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import Parameters, split
 from prompt_tuning.models.build import build_model
 from prompt_tuning.pipeline.driver import PipelinedGradients
-from prompt_tuning.pipeline.schedules import (
-    BACKWARD,
-    FORWARD,
-    INPUT_GRADIENT,
-    WEIGHT_GRADIENT,
-    Order,
-    stage_orders,
-)
-from prompt_tuning.pipeline.simulation import StageCosts, simulate
+from prompt_tuning.pipeline.schedules import Kind, Order, stage_orders
+from prompt_tuning.pipeline.simulation import OperationCosts, simulate
 from prompt_tuning.pipeline.stage_devices import StageDevices
 from prompt_tuning.processes.group import run_together
 from prompt_tuning.processes.process_launch import Launch
@@ -68,7 +61,7 @@ CASES = (
     ("zb-h1", 4, True),
 )
 """Schedule, micro-batches, and whether the backward pass has two parts."""
-KINDS = (FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, BACKWARD)
+KINDS = (Kind.FORWARD, Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT, Kind.BACKWARD)
 
 
 def start(steps: int) -> None:
@@ -140,11 +133,11 @@ def measure(rank: int, steps: int) -> int:
     return 0
 
 
-def stage_costs(seconds: dict[str, float], two_stage: bool) -> StageCosts:
+def stage_costs(seconds: dict[str, float], two_stage: bool) -> OperationCosts:
     """Returns the measured times of a stage's operations."""
     if not two_stage:
-        return StageCosts(seconds[FORWARD], seconds[BACKWARD], 0.0)
-    return StageCosts(*(seconds[kind] for kind in KINDS[:3]))
+        return OperationCosts(seconds[Kind.FORWARD], seconds[Kind.BACKWARD], 0.0)
+    return OperationCosts(*(seconds[kind] for kind in KINDS[:3]))
 
 
 def line(*cells: str) -> None:

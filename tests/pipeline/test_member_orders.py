@@ -8,16 +8,14 @@ from prompt_tuning.pipeline.member_orders import (
     MemberOrders,
     check_member_schedule,
 )
-from prompt_tuning.pipeline.schedules import (
-    BACKWARD,
-    FORWARD,
-    INPUT_GRADIENT,
-    PREFIX_BACKWARD,
-    PREFIX_FORWARD,
-    WEIGHT_GRADIENT,
-)
+from prompt_tuning.pipeline.schedules import Kind
 
-TIMES = {FORWARD: 1, BACKWARD: 2, INPUT_GRADIENT: 1, WEIGHT_GRADIENT: 1}
+TIMES = {
+    Kind.FORWARD: 1,
+    Kind.BACKWARD: 2,
+    Kind.INPUT_GRADIENT: 1,
+    Kind.WEIGHT_GRADIENT: 1,
+}
 
 
 def seconds(members, microbatches, stages, steps, *, two_stage=False, prefix=False):
@@ -31,19 +29,19 @@ def seconds(members, microbatches, stages, steps, *, two_stage=False, prefix=Fal
         order = MemberOrder(orders, stage, prefix)
         added = [list(order.add_step()) for _ in range(members * steps)]
         sequences.append([op for ops in [*added, list(order.finish())] for op in ops])
-    backward = INPUT_GRADIENT if two_stage else BACKWARD
+    backward = Kind.INPUT_GRADIENT if two_stage else Kind.BACKWARD
     ends, free, position = {}, [0] * stages, [0] * stages
 
     def needed(stage, step, kind, index):
-        if kind == FORWARD and stage:
+        if kind == Kind.FORWARD and stage:
             yield stage - 1, step, kind, index
-        if kind == FORWARD and not stage and step >= members:
+        if kind == Kind.FORWARD and not stage and step >= members:
             every = [(step - members, backward, microbatches - 1)]
             if two_stage:
-                every.append((step - members, WEIGHT_GRADIENT, microbatches - 1))
+                every.append((step - members, Kind.WEIGHT_GRADIENT, microbatches - 1))
             yield from ((s, *result) for s in range(stages) for result in every)
         if kind == backward:
-            yield stage, step, FORWARD, index
+            yield stage, step, Kind.FORWARD, index
             if stage < stages - 1:
                 yield stage + 1, step, kind, index
 
@@ -91,9 +89,9 @@ def test_a_prompt_crosses_the_stages_once_for_each_step():
     operations = [*order.add_step(), *order.add_step(), *order.finish()]
     for step in (0, 1):
         own = [kind for at, (kind, *_) in operations if at == step]
-        assert own[0] == PREFIX_FORWARD
-        assert own[-1] == PREFIX_BACKWARD
-        assert own.count(PREFIX_FORWARD) == own.count(PREFIX_BACKWARD) == 1
+        assert own[0] == Kind.PREFIX_FORWARD
+        assert own[-1] == Kind.PREFIX_BACKWARD
+        assert own.count(Kind.PREFIX_FORWARD) == own.count(Kind.PREFIX_BACKWARD) == 1
 
 
 def test_a_schedule_that_ends_with_each_step_is_refused():

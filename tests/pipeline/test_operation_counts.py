@@ -10,7 +10,8 @@ from jax.extend.core import jaxprs_in_params
 
 from prompt_tuning.core.parameters import logical_axes, merge
 from prompt_tuning.models.scoring import loss_sums
-from prompt_tuning.pipeline.operation_counts import MicroBatchShape, Work, count_work
+from prompt_tuning.pipeline.operation_counts import MicroBatchShape, count_work
+from prompt_tuning.pipeline.simulation import OperationCosts
 from prompt_tuning.training.gradients import gradients
 from tests.support import dummies
 
@@ -48,7 +49,7 @@ def test_counts_are_the_products_of_the_traced_program(family):
     def counted(trained):
         axes = logical_axes(merge(graph, parameters))
         work = count_work(config, axes, parameters, trained, shape)
-        return sum(work.blocks, Work())
+        return sum(work.blocks, OperationCosts())
 
     whole = jax.make_jaxpr(lambda p: gradients(graph, p, {}, batch, None))(parameters)
     assert counted(set(parameters)).total == pytest.approx(

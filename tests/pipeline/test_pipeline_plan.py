@@ -6,20 +6,20 @@ from xml.etree import ElementTree
 import pytest
 
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.pipeline.operation_counts import ModelWork, Work
+from prompt_tuning.pipeline.operation_counts import ModelWork
 from prompt_tuning.pipeline.pipeline_plan import balanced_layers, plan_pipeline
 from prompt_tuning.pipeline.schedules import stage_orders
-from prompt_tuning.pipeline.simulation import StageCosts, simulate
+from prompt_tuning.pipeline.simulation import OperationCosts, simulate
 from prompt_tuning.pipeline.timeline_pictures import timeline_svg, timeline_text
 from prompt_tuning.settings.pipeline import Pipeline
 
-PROMPT = Work(1.0, 1.0, 0.0, 0.1, 0.1)
-FULL = Work(1.0, 1.0, 1.0)
+PROMPT = OperationCosts(1.0, 1.0, 0.0, 0.1, 0.1)
+FULL = OperationCosts(1.0, 1.0, 1.0)
 
 
 def model(block, blocks=4, head=0.0):
     """Returns the work of a decoder-only model."""
-    return ModelWork((), (block,) * blocks, Work(head))
+    return ModelWork((), (block,) * blocks, OperationCosts(head))
 
 
 @pytest.mark.parametrize("stages", [1, 2, 3, 4, 6])
@@ -64,7 +64,7 @@ def test_prompts_get_one_part_and_weights_two():
 
 
 def test_reports_tell_the_bubble_and_how_to_make_it_small():
-    work = model(Work(1.0, 1.0, 0.0))
+    work = model(OperationCosts(1.0, 1.0, 0.0))
     plan = plan_pipeline(Pipeline(), 4, 9, work)
     # (N - 1) / (M + N - 1) is 3/12, and below a tenth from M = 28.
     assert plan.report() == (
@@ -84,7 +84,9 @@ def test_held_bytes_follow_the_order_of_each_stage():
 
 
 def test_a_plan_of_interleaved_chunks():
-    plan = plan_pipeline(Pipeline(virtual=2), 2, 2, model(Work(1.0, 1.0, 0.0)))
+    plan = plan_pipeline(
+        Pipeline(virtual=2), 2, 2, model(OperationCosts(1.0, 1.0, 0.0))
+    )
     # 1 / (v M) of the work is a bubble of 1/5; 1 / (v M) < 1/9 from M = 6.
     assert plan.report() == (
         "pipeline: 2 stages of 1 + 1, 1 + 1 blocks, 1f1b with 2 interleaved chunks of "
@@ -104,7 +106,7 @@ def test_given_layers_have_to_be_the_models():
 
 def timeline(two_stage):
     orders = stage_orders("1f1b", 2, 2, two_stage)
-    return simulate(orders, [StageCosts()] * 2)
+    return simulate(orders, [OperationCosts(1, 1, 1)] * 2)
 
 
 def test_text_has_a_letter_for_each_unit_of_time():
@@ -124,7 +126,7 @@ def test_text_has_a_letter_for_each_unit_of_time():
 def test_text_of_interleaved_chunks():
     # Drawn by hand: 12 units of work, and a bubble of 3, one chunk's F and B.
     orders = stage_orders("1f1b", 2, 2, False, virtual=2)
-    drawn = simulate(orders, [StageCosts()] * 4)
+    drawn = simulate(orders, [OperationCosts(1, 1, 1)] * 4)
     assert timeline_text(drawn, width=45).splitlines() == [
         "stage 0  F0aF1aF0bF1b......B0b---...B1b---B0a---B1a---",
         "stage 1  ...F0aF1aF0bB0b---F1bB1b---B0a---B1a---......",

@@ -3,14 +3,16 @@
 import itertools
 import subprocess
 import sys
+from collections import Counter
 
 import pytest
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.pipeline.schedules import (
     DeadlockError,
+    Kind,
     Operation,
-    check_orders,
+    runnable_sequence,
     stage_orders,
 )
 from prompt_tuning.settings.pipeline import SCHEDULES
@@ -44,11 +46,22 @@ def letters(order, *, chunks=False):
     )
 
 
+def check_orders(orders, count, two_stage, virtual=1):
+    """Checks that each chunk computes each micro-batch once, in a possible order."""
+    parts = ["input_gradient", "weight_gradient"] if two_stage else ["backward"]
+    kinds = ["forward", *parts]
+    expected = list(itertools.product(kinds, range(count), range(virtual)))
+    for order in orders:
+        rows = [operation for operation in order if "prefix" not in operation.kind]
+        assert Counter(rows) == Counter(expected)
+    list(runnable_sequence(orders))
+
+
 @pytest.mark.parametrize("prefix", [False, True])
 def test_every_order_is_complete_and_possible(prefix):
     for schedule, stages, count, two_stage in possible_schedules():
         orders = stage_orders(schedule, stages, count, two_stage, prefix=prefix)
-        check_orders(orders, count)
+        check_orders(orders, count, two_stage)
         assert len(orders) == stages
         operations = count * (3 if two_stage else 2) + 2 * prefix
         assert [len(order) for order in orders] == [operations] * stages
@@ -89,7 +102,7 @@ def test_every_interleaved_order_is_complete_and_possible():
             prefix=prefix,
             virtual=virtual,
         )
-        check_orders(orders, stages * groups)
+        check_orders(orders, stages * groups, two_stage, virtual)
         parts = stages * groups * (3 if two_stage else 2) + 2 * prefix
         assert {len(order) for order in orders} == {virtual * parts}
 
@@ -99,7 +112,7 @@ def test_prefix_goes_first_and_after_the_last_gradient_of_a_row():
     assert letters(orders[0]) == "PF0 F0 F1 p0 p1 PB0 w0 w1"
     late = tuple(sorted(orders[0], key=lambda each: each.kind == "input_gradient"))
     with pytest.raises(DeadlockError):
-        check_orders((late, orders[1]), 2)
+        list(runnable_sequence((late, orders[1])))
 
 
 def swapped(order, first, second):
@@ -119,36 +132,23 @@ def test_operations_before_what_they_need_are_refused():
             wrong = list(orders)
             wrong[stage] = swapped(orders[stage], first, second)
             with pytest.raises(DeadlockError, match=f"stage {stage} waits with"):
-                check_orders(wrong, 2)
+                list(runnable_sequence(wrong))
 
 
 def test_stages_that_wait_for_each_other_are_an_error_not_a_hang():
     # Stage 0 wants the gradient of 0 before it sends 1; stage 1 computes 1 first.
-    ahead = tuple(Operation(k, i) for i in (0, 1) for k in ("forward", "backward"))
-    late = tuple(Operation(k, i) for i in (1, 0) for k in ("forward", "backward"))
-    check_orders((ahead, ahead), 2)
+    ahead = tuple(
+        Operation(k, i) for i in (0, 1) for k in (Kind.FORWARD, Kind.BACKWARD)
+    )
+    late = tuple(Operation(k, i) for i in (1, 0) for k in (Kind.FORWARD, Kind.BACKWARD))
+    list(runnable_sequence((ahead, ahead)))
     with pytest.raises(DeadlockError) as problem:
-        check_orders((ahead, late), 2)
+        list(runnable_sequence((ahead, late)))
     assert str(problem.value) == (
         "the schedule cannot continue: stage 0 waits with backward 0 for "
         "input_gradient 0 of stage 1; stage 1 waits with forward 1 for forward 1 of "
         "stage 0"
     )
-
-
-def test_missing_repeated_and_unknown_operations_are_refused():
-    (order,) = stage_orders("1f1b", 1, 2, True)
-    with pytest.raises(ValueError, match="stage 0 computes forward 0 2 times"):
-        check_orders(((*order, order[0]),), 2)
-    with pytest.raises(ValueError, match="of micro-batch 1: expected forward and eith"):
-        check_orders((order[:-1],), 2)
-    with pytest.raises(ValueError, match="of micro-batch 2: expected"):
-        check_orders((order,), 3)
-    with pytest.raises(ValueError, match="but there are 1 micro-batches"):
-        check_orders((order,), 1)
-    both = (*order, Operation("backward", 1))
-    with pytest.raises(ValueError, match="computes backward, forward, input_gradient"):
-        check_orders((both,), 2)
 
 
 @pytest.mark.parametrize(

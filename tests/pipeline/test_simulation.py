@@ -5,9 +5,9 @@ import math
 
 import pytest
 
-from prompt_tuning.pipeline.schedules import Operation, stage_orders
+from prompt_tuning.pipeline.schedules import Kind, Operation, stage_orders
 from prompt_tuning.pipeline.simulation import (
-    StageCosts,
+    OperationCosts,
     bubble_limit,
     microbatches_below,
     peak_held,
@@ -17,7 +17,7 @@ from prompt_tuning.pipeline.simulation import (
 SIZES = [(1, 1), (2, 2), (2, 5), (3, 4), (4, 4), (4, 9), (5, 16), (8, 8)]
 COSTS = [(1, 1, 1), (1, 1, 0), (1, 1, 0.05), (1.5, 2, 1), (1, 3, 2)]
 
-UNIT = StageCosts()
+UNIT = OperationCosts(1, 1, 1)
 
 
 def makespan(schedule, stages, count, two_stage, cost=UNIT, **options):
@@ -47,7 +47,7 @@ def test_four_stages_of_unit_costs(schedule, count, one_part, two_parts):
 def sizes_and_costs():
     """Yields stages, micro-batches and costs of equal stages, with M >= N."""
     for (stages, count), (f, p, w) in itertools.product(SIZES, COSTS):
-        yield stages, count, f, p, w, StageCosts(f, p, w)
+        yield stages, count, f, p, w, OperationCosts(f, p, w)
 
 
 def test_one_part_takes_what_the_papers_derive():
@@ -88,7 +88,7 @@ def test_interleaved_chunks_wait_as_published():
         def bubble(costs, *, two_stage, sizes=(stages, virtual, count)):
             stages, virtual, count = sizes
             orders = stage_orders("1f1b", stages, count, two_stage, virtual=virtual)
-            chunk = StageCosts(*(cost / virtual for cost in costs))
+            chunk = OperationCosts(*(cost / virtual for cost in costs))
             timeline = simulate(orders, [chunk] * stages * virtual)
             assert timeline.busy == pytest.approx([count * sum(costs)] * stages)
             return timeline.makespan / (count * sum(costs)) - 1
@@ -102,7 +102,7 @@ def test_interleaved_chunks_wait_as_published():
 
 
 def test_two_parts_without_weight_gradients_gain_nothing():
-    cost = StageCosts(1, 1, 0)
+    cost = OperationCosts(1, 1, 0)
     for stages, count in SIZES:
         one_part = makespan("1f1b", stages, count, False, cost)
         for schedule in ("1f1b", "zb-h1"):
@@ -114,9 +114,9 @@ def test_no_schedule_beats_the_work_or_the_path_of_a_microbatch():
         ("none", "gpipe", "1f1b"), (False, True)
     ):
         for stages, count in ((3, 7), (4, 2), (5, 1)):
-            costs = [StageCosts(1 + s, 2 + s % 2, 1.5) for s in range(stages)]
+            costs = [OperationCosts(1 + s, 2 + s % 2, 1.5) for s in range(stages)]
             timeline = simulate(stage_orders(schedule, stages, count, two_stage), costs)
-            work = [count * cost.microbatch for cost in costs]
+            work = [count * cost.total for cost in costs]
             path = sum(cost.forward + cost.input_gradient for cost in costs)
             assert timeline.makespan >= max(*work, path)
             assert timeline.busy == pytest.approx(work)
@@ -125,7 +125,7 @@ def test_no_schedule_beats_the_work_or_the_path_of_a_microbatch():
 
 
 def test_operations_of_a_stage_never_overlap_and_wait_for_their_inputs():
-    costs = [StageCosts(1, 2, 1), StageCosts(3, 1, 2), StageCosts(1, 1, 4)]
+    costs = [OperationCosts(1, 2, 1), OperationCosts(3, 1, 2), OperationCosts(1, 1, 4)]
     orders = stage_orders("zb-h1", 3, 5, True)
     timeline = simulate(orders, costs, transfer=0.25)
     ends = {(span.stage, span.operation): span.end for span in timeline.spans}
@@ -146,16 +146,16 @@ def test_messages_delay_the_path_of_a_single_microbatch():
 
 
 def test_prefix_crosses_the_stages_once_before_and_once_after_the_rows():
-    cost = StageCosts(1, 1, 0, prefix_forward=2, prefix_backward=3)
+    cost = OperationCosts(1, 1, 0, prefix_forward=2, prefix_backward=3)
     orders = stage_orders("1f1b", 2, 4, False, prefix=True)
     timeline = simulate(orders, [cost] * 2)
     ends = {(span.stage, span.operation): span for span in timeline.spans}
     # Stage 0 and 1 compute 2 each; the rows take (M + N - 1) * 2 after stage 0's; then
     # stage 0's prefix waits for that of stage 1, which ends 3 after its last row.
-    assert ends[1, Operation("forward", 0)].start == 4
-    last = ends[1, Operation("backward", 3)].end
-    assert ends[1, Operation("prefix_backward", 0)].start == last
-    assert ends[0, Operation("prefix_backward", 0)].start == last + 3
+    assert ends[1, Operation(Kind.FORWARD, 0)].start == 4
+    last = ends[1, Operation(Kind.BACKWARD, 3)].end
+    assert ends[1, Operation(Kind.PREFIX_BACKWARD, 0)].start == last
+    assert ends[0, Operation(Kind.PREFIX_BACKWARD, 0)].start == last + 3
     assert timeline.makespan == last + 6
 
 
@@ -185,7 +185,7 @@ def test_zero_bubble_never_holds_more_than_its_stages():
 def test_fewest_microbatches_for_a_bubble_below_a_tenth():
     def fewest(schedule, two_stage, *cost, stages=4):
         return microbatches_below(
-            0.1, schedule, two_stage, [StageCosts(*cost)] * stages
+            0.1, schedule, two_stage, [OperationCosts(*cost)] * stages
         )
 
     # (N - 1) / (M + N - 1) < 1/10 from M = 9 (N - 1) + 1.
@@ -200,12 +200,12 @@ def test_fewest_microbatches_for_a_bubble_below_a_tenth():
 
 def test_fewest_microbatches_of_interleaved_chunks_are_a_multiple_of_the_stages():
     # (N - 1) / (v M + N - 1) < 1/10 from v M = 28: M = 14, so 16 with 4 stages.
-    costs = [StageCosts(1, 1, 0)] * 8
+    costs = [OperationCosts(1, 1, 0)] * 8
     assert microbatches_below(0.1, "1f1b", False, costs, 2) == 16
 
 
 def test_uneven_stages_leave_a_bubble_that_no_microbatch_removes():
-    costs = [StageCosts(), StageCosts(2, 2, 2)]
+    costs = [OperationCosts(1, 1, 1), OperationCosts(2, 2, 2)]
     assert bubble_limit(costs) == pytest.approx(0.25)
     assert microbatches_below(0.25, "1f1b", False, costs) is None
     count = microbatches_below(0.3, "1f1b", False, costs)
@@ -215,4 +215,4 @@ def test_uneven_stages_leave_a_bubble_that_no_microbatch_removes():
         for each in (count - 1, count)
     ]
     assert shares[1] < 0.3 <= shares[0]
-    assert math.isclose(bubble_limit([StageCosts()] * 3), 0, abs_tol=1e-12)
+    assert math.isclose(bubble_limit([OperationCosts(1, 1, 1)] * 3), 0, abs_tol=1e-12)
