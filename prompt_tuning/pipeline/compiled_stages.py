@@ -16,17 +16,17 @@ from jax.sharding import PartitionSpec
 
 from prompt_tuning.core.parameters import Parameters, logical_axes, merge
 from prompt_tuning.losses.objective import LossSums, Objective
-from prompt_tuning.pipeline.process_links import StepLinks, mailboxes
 from prompt_tuning.pipeline.stage_devices import PER_DEVICE, WHOLE, StageDevices
-from prompt_tuning.pipeline.stage_joins import GradientJoin
-from prompt_tuning.pipeline.stage_parameters import (
+from prompt_tuning.pipeline.stage_joins import (
     FrozenParts,
+    GradientJoin,
     on_all_processes,
     take_rows,
 )
 from prompt_tuning.pipeline.stage_programs import Program, StagePrograms, zeros_for_sum
 from prompt_tuning.pipeline.stage_worker import HeldMemory, StageWork, StageWorker
 from prompt_tuning.pipeline.staged_model import StagedModel
+from prompt_tuning.pipeline.transport import StepLinks, mailboxes
 
 
 class CompiledStages:

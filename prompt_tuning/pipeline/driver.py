@@ -24,12 +24,11 @@ from prompt_tuning.core.status_line import status
 from prompt_tuning.losses.objective import LossSums, Objective
 from prompt_tuning.losses.token_objective import NATS_PER_WEIGHT
 from prompt_tuning.pipeline.compiled_stages import CompiledStages
-from prompt_tuning.pipeline.process_links import StepLinks, process_links
 from prompt_tuning.pipeline.schedules import Order, join_end
 from prompt_tuning.pipeline.stage_devices import StageDevices
-from prompt_tuning.pipeline.stage_parameters import FrozenParts
+from prompt_tuning.pipeline.stage_joins import FrozenParts
 from prompt_tuning.pipeline.stage_worker import StageWorker
-from prompt_tuning.pipeline.transport import StoppedError
+from prompt_tuning.pipeline.transport import StepLinks, StoppedError, process_links
 
 Orders = Sequence[Order]
 """The operations of each stage in order."""

@@ -12,7 +12,7 @@ from prompt_tuning.pipeline.driver import PipelinedGradients
 from prompt_tuning.pipeline.pipeline_plan import PipelinePlan
 from prompt_tuning.pipeline.schedules import Order, stage_orders
 from prompt_tuning.pipeline.stage_devices import StageDevices
-from prompt_tuning.pipeline.stage_parameters import FrozenParts
+from prompt_tuning.pipeline.stage_joins import FrozenParts
 from prompt_tuning.settings.axis_rules import AxisRules
 from prompt_tuning.settings.mesh_shape import MeshShape
 from prompt_tuning.sharding.mesh import build_mesh

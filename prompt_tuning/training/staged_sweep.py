@@ -20,7 +20,7 @@ from prompt_tuning.pipeline.driver import PipelinedGradients
 from prompt_tuning.pipeline.member_driver import MemberPipeline
 from prompt_tuning.pipeline.member_orders import MemberOrders, check_member_schedule
 from prompt_tuning.pipeline.pipeline_plan import PipelinePlan
-from prompt_tuning.pipeline.stage_parameters import FrozenParts
+from prompt_tuning.pipeline.stage_joins import FrozenParts
 from prompt_tuning.training.pipelined_step import pipelined_finish, pipelined_gradients
 from prompt_tuning.training.run_plan import RunPlan
 from prompt_tuning.training.state import TrainState

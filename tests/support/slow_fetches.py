@@ -4,7 +4,7 @@ import sys
 import time
 
 from prompt_tuning.cli.main import main
-from prompt_tuning.pipeline.process_links import StepLinks
+from prompt_tuning.pipeline.transport import StepLinks
 
 DELAY = 0.05
 """Seconds."""
