@@ -9,9 +9,8 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from prompt_tuning.checkpoints.fused_experts import experts_apart
-from prompt_tuning.checkpoints.packed_kernel import PackedKernel
 from prompt_tuning.checkpoints.published_kernel import PublishedKernel
-from prompt_tuning.checkpoints.quantized_kernel import QuantizedKernel
+from prompt_tuning.checkpoints.quantized_kernel import PackedKernel, QuantizedKernel
 from prompt_tuning.checkpoints.stored_tensors import (
     PartReader,
     Recipe,

@@ -19,7 +19,7 @@ from prompt_tuning.checkpoints.stored_tensors import (
     read_blocks,
     tiles,
 )
-from prompt_tuning.core.array_slices import Block, blocks_of, extent
+from prompt_tuning.core.array_slices import Block, blocks_of, extent, place_in_blocks
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.quantization.nibbles import MIDDLE
 from prompt_tuning.core.quantization.stores import FLOAT8, INT8, Store
@@ -68,9 +68,7 @@ class PublishedKernel:
         results = []
         unpacked = read_blocks(values, self._recipe.transform, needed)
         for (rows, _), codes in zip(blocks, unpacked, strict=True):
-            first = rows.start % half
-            packed = _packed(codes, half)
-            results.append(packed[first : first + rows.stop - rows.start])
+            results.append(_packed(codes, half)[place_in_blocks(rows, half)])
         return results
 
     def read_scales(

@@ -9,8 +9,9 @@ import jax.numpy as jnp
 
 from prompt_tuning.checkpoints.fused_experts import experts_apart
 from prompt_tuning.checkpoints.published_kernel import codes_of, keeps_inputs
-from prompt_tuning.checkpoints.quantized.codes import SMALLEST_GROUP, WidenedTensor
+from prompt_tuning.checkpoints.quantized.codes import WidenedTensor
 from prompt_tuning.checkpoints.stored_tensors import Recipe, StoredTensor, identity
+from prompt_tuning.core.quantization import stores as kernel_stores
 from prompt_tuning.core.quantization.stores import TABLES, UNQUANTIZED, Store, is_kernel
 
 KERNEL = "/kernel"
@@ -80,7 +81,7 @@ def _common(tensors: Sequence[StoredTensor]) -> Store | None:
     group = math.gcd(*(group or size_in for group in groups))
     return (
         None
-        if group < min(SMALLEST_GROUP, size_in)
+        if group < min(kernel_stores.SMALLEST_GROUP, size_in)
         else Store(name, group, zeros, ordered, nested)
     )
 

@@ -24,6 +24,12 @@ def blocks_of(part: slice, size: int) -> slice:
     return slice(part.start // size, -(-part.stop // size))
 
 
+def place_in_blocks(part: slice, size: int) -> slice:
+    """Returns the place of a part of an axis within the blocks of `blocks_of`."""
+    first = part.start % size
+    return slice(first, first + part.stop - part.start)
+
+
 def clipped(block: Sequence[slice], shape: Sequence[int]) -> Block:
     """Clips a block to an array; a block beyond the end becomes empty."""
     return tuple(

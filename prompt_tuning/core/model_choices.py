@@ -1,6 +1,6 @@
 """Names of the choices in `ModelConfig`, and checks of their combinations."""
 
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.quantization.stores import DTYPES, PARAMETER_DTYPES, STORES
@@ -30,6 +30,17 @@ WITH_VALUES: tuple[ClassProblem, ...] = ("multi_label", "regression")
 UNRANKED: tuple[ClassProblem, ...] = ("regression", "tokens")
 """Problems without one right class of each text, so without `label_accuracy`."""
 Biases = Literal["none", "qkv", "attention", "latent", "mlp", "out_mlp", "all"]
+_QKV, _MLP = ("query", "key", "value"), ("gate", "up", "down")
+BIASED: dict[str, tuple[str, ...]] = {
+    "none": (),
+    "qkv": _QKV,
+    "attention": (*_QKV, "out"),
+    "latent": ("query_down", "key_value_down", "out"),
+    "mlp": _MLP,
+    "out_mlp": ("out", *_MLP),
+    "all": (*_QKV, "out", *_MLP),
+}
+"""Projections of a block that have a bias, for each choice of `Biases`."""
 Routing = Literal[
     "softmax", "sigmoid", "sigmoid_inputs", "sparse_mixer", "separate_norms"
 ]
@@ -39,42 +50,13 @@ Recurrence = Literal[
 EncoderInput = Literal["text_eos", "bos_text_eos", "bos_text"]
 AttentionMethod = Literal["auto", "reference", "flash"]
 
+GROUP_SCORES = 2
+"""Number of experts whose scores are the score of a group of experts."""
+
 FLOAT16_REASON = (
     "float16 overflows at 65,504, which T5's residual stream and a prompt trained at "
     "learning rate 0.3 both pass; use bfloat16 or float32"
 )
-
-CHOICES: dict[str, Any] = {
-    "architecture": Architecture,
-    "norm": Norm,
-    "norm_placement": NormPlacement,
-    "query_key_norm": QueryKeyNorm,
-    "positions": Positions,
-    "activation": Activation,
-    "biases": Biases,
-    "recurrence": Recurrence,
-    "routing": Routing,
-    "encoder_input": EncoderInput,
-    "attention": AttentionMethod,
-    "pooling": Pooling,
-    "problem": ClassProblem,
-}
-"""Fields that have one of a few names."""
-
-
-def check_choices(config: object) -> None:
-    """Checks the fields of a `ModelConfig` that take one of a few names.
-
-    Raises:
-      InputError: for another name; lists the possible ones.
-    """
-    for name, accepted in CHOICES.items():
-        value = getattr(config, name)
-        if value not in get_args(accepted):
-            raise InputError(
-                f"ModelConfig.{name} is {shown(value)}, expected "
-                f"{' or '.join(map(repr, get_args(accepted)))}"
-            )
 
 
 def check_combinations(config: Any) -> None:
@@ -140,6 +122,7 @@ def check_combinations(config: Any) -> None:
         )
     _check_mixers(config)
     _check_full_attention(config)
+    _check_experts(config)
 
 
 def _check_full_attention(config: Any) -> None:
@@ -304,3 +287,53 @@ def check_dtype(name: str, value: str) -> None:
         listed = " or ".join(map(repr, accepted))
         hint = f"; {value} is for parameter_dtype" if value in STORES else ""
         raise InputError(f"{name} is {shown(value)}, expected {listed}{hint}")
+
+
+def _check_experts(config: Any) -> None:
+    """Checks the choices for layers with experts, and for models without."""
+    if config.experts and not 1 <= config.experts_per_token <= config.experts:
+        raise InputError(
+            f"experts_per_token is {config.experts_per_token}, expected a number "
+            f"from 1 to {config.experts}"
+        )
+    if config.experts:
+        _check_groups(config)
+    if config.experts and not config.gated and config.biased_projections:
+        raise InputError("experts without gates have no biases")
+    biased = "gate" in config.biased_projections
+    if config.routing == "sigmoid_inputs" and biased:
+        raise InputError("experts whose inputs are weighed have no biases")
+    some = bool(config.dense_layers)
+    every = len(set(config.feed_forward_layers)) or config.layers
+    if some != (config.dense_width > 0) or (
+        some
+        and (
+            not (config.experts or config.sharing_layers)
+            or len(set(config.dense_layers)) >= every
+        )
+    ):
+        raise InputError(
+            "dense_layers are some of the layers of a model with experts, and have a "
+            f"dense_width; found dense_layers={shown(config.dense_layers)} of "
+            f"{config.layers} layers, dense_width={config.dense_width} and "
+            f"experts={config.experts}"
+        )
+
+
+def _check_groups(config: Any) -> None:
+    """Checks that the experts of a token fit into its groups of experts."""
+    size, rest = divmod(config.experts, config.expert_groups)
+    used = config.expert_groups_per_token
+    if rest or not 1 <= used <= config.expert_groups:
+        raise InputError(
+            f"{config.experts} experts in {config.expert_groups} groups, of which a "
+            f"token uses {used}: expected equal groups, and some or all of them"
+        )
+    if config.expert_groups > 1 and (
+        size < GROUP_SCORES or size * used < config.experts_per_token
+    ):
+        raise InputError(
+            f"groups of {size} experts, of which a token uses {used} with "
+            f"{config.experts_per_token} experts: expected groups of at least "
+            f"{GROUP_SCORES} experts, with as many experts as a token uses"
+        )

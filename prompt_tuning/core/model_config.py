@@ -7,31 +7,10 @@ differ only in the choices below.
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from prompt_tuning.core.biased_projections import BIASED
+from prompt_tuning.core import model_choices as choices
 from prompt_tuning.core.derived_sizes import DerivedSizes
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.core.expert_choices import check_experts
 from prompt_tuning.core.field_checks import check_fields
-from prompt_tuning.core.model_choices import (
-    Activation,
-    Architecture,
-    AttentionMethod,
-    Biases,
-    ClassProblem,
-    EncoderInput,
-    Norm,
-    NormPlacement,
-    Pooling,
-    Positions,
-    QueryKeyNorm,
-    Recurrence,
-    Routing,
-    TransformActivation,
-    check_choices,
-    check_combinations,
-    check_dtype,
-    check_layers,
-)
 from prompt_tuning.core.model_sizes import check_products, check_sizes
 from prompt_tuning.core.quantization.stores import Store
 from prompt_tuning.core.rematerialization import Rematerialization
@@ -224,7 +203,7 @@ class ModelConfig(DerivedSizes):
       unscored_end: token at the end of a row that a class head skips.
     """
 
-    architecture: Architecture
+    architecture: choices.Architecture
     vocabulary_size: int
     width: int
     feed_forward_width: int
@@ -232,9 +211,9 @@ class ModelConfig(DerivedSizes):
     heads: int
     key_value_heads: int
     head_width: int
-    norm: Norm
-    positions: Positions
-    activation: Activation
+    norm: choices.Norm
+    positions: choices.Positions
+    activation: choices.Activation
     gated: bool
     tied_head: bool
     bidirectional: bool = False
@@ -243,7 +222,7 @@ class ModelConfig(DerivedSizes):
     experts_per_token: int = 0
     expert_limit: float | None = None
     normalize_experts: bool = True
-    routing: Routing = "softmax"
+    routing: choices.Routing = "softmax"
     expert_margin: float = 0.0
     expert_groups: int = 1
     expert_groups_per_token: int = 1
@@ -262,8 +241,8 @@ class ModelConfig(DerivedSizes):
     layer_input_width: int = 0
     layer_factors: bool = False
     norm_epsilon: float = 1e-6
-    norm_placement: NormPlacement = "before"
-    query_key_norm: QueryKeyNorm = "none"
+    norm_placement: choices.NormPlacement = "before"
+    query_key_norm: choices.QueryKeyNorm = "none"
     parallel: bool = False
     shared_norm: bool = False
     maximum_positions: int | None = None
@@ -278,7 +257,7 @@ class ModelConfig(DerivedSizes):
     chunked: bool = False
     encoder_windowed_layers: tuple[int, ...] = ()
     window_rotary_base: float | None = None
-    recurrence: Recurrence = "none"
+    recurrence: choices.Recurrence = "none"
     recurrent_layers: tuple[int, ...] = ()
     recurrence_beside_attention: bool = False
     feed_forward_layers: tuple[int, ...] = ()
@@ -301,7 +280,7 @@ class ModelConfig(DerivedSizes):
     relative_buckets: int = 32
     relative_maximum_distance: int = 128
     relative_bias_in_each_block: bool = False
-    biases: Biases = "none"
+    biases: choices.Biases = "none"
     separate_tables: bool = False
     head_bias: bool = False
     scale_tied_hidden: bool = False
@@ -322,14 +301,14 @@ class ModelConfig(DerivedSizes):
     stop_ids: tuple[int, ...] = ()
     pad_id: int = 0
     decoder_start_id: int = 0
-    encoder_input: EncoderInput = "text_eos"
+    encoder_input: choices.EncoderInput = "text_eos"
     token_types: int = 0
     separator_id: int | None = None
     unnormed_first: bool = False
-    transform_activation: TransformActivation | None = None
+    transform_activation: choices.TransformActivation | None = None
     transform_norm: bool = False
     transform_bias: bool = True
-    pooling: Pooling = "last"
+    pooling: choices.Pooling = "last"
     dropout_rate: float | int = 0.0
     compute_dtype: str = "float32"
     parameter_dtype: str = "float32"
@@ -338,9 +317,9 @@ class ModelConfig(DerivedSizes):
     stores: tuple[tuple[str, Store], ...] = ()
     new_tokens: int = 0
     labels: tuple[str, ...] = ()
-    problem: ClassProblem = "single_label"
+    problem: choices.ClassProblem = "single_label"
     unscored_end: int | None = None
-    attention: AttentionMethod = "auto"
+    attention: choices.AttentionMethod = "auto"
     rematerialization: Rematerialization = dataclasses.field(
         default_factory=Rematerialization
     )
@@ -348,14 +327,12 @@ class ModelConfig(DerivedSizes):
 
     def __post_init__(self):
         check_fields(self)
-        check_choices(self)
         check_sizes(self)
         check_products(self)
         for name in ("compute_dtype", "parameter_dtype"):
-            check_dtype(name, getattr(self, name))
-        check_combinations(self)
-        check_experts(self)
-        check_layers(self)
+            choices.check_dtype(name, getattr(self, name))
+        choices.check_combinations(self)
+        choices.check_layers(self)
         if not 0 <= self.dropout_rate < 1:
             raise InputError(
                 f"dropout_rate is {self.dropout_rate}, expected a number in [0, 1)"
@@ -379,7 +356,7 @@ class ModelConfig(DerivedSizes):
     @property
     def biased_projections(self) -> tuple[str, ...]:
         """Names of the projections of a block that have a bias."""
-        return BIASED[self.biases]
+        return choices.BIASED[self.biases]
 
     @property
     def positions_note(self) -> str:

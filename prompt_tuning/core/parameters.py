@@ -17,25 +17,14 @@ from flax import nnx
 from jaxtyping import Array, Float, Key
 
 from prompt_tuning.core.block_arrays import BlockArrays
+from prompt_tuning.core.quantization import nibbles, stores
 from prompt_tuning.core.quantization.channels import channel_scale, quantize
-from prompt_tuning.core.quantization.nibbles import (
-    MIDDLE,
-    NORMAL_FLOAT,
-    group_size,
-    pack,
-)
 from prompt_tuning.core.quantization.product import StoredKernel
 from prompt_tuning.core.quantization.scales_in_codes import (
     ScalesInCodes,
     quantized_scales,
 )
-from prompt_tuning.core.quantization.stores import (
-    INT4,
-    INT8,
-    STORES,
-    UNQUANTIZED,
-    Store,
-)
+from prompt_tuning.core.quantization.stores import Store
 from prompt_tuning.core.quantization.tables import QuantizedTable, Table
 
 if TYPE_CHECKING:
@@ -84,7 +73,7 @@ def declare(
       ValueError: if there is not one axis name per dimension.
     """
     _check_axes(shape, axes)
-    stored = jnp.dtype(UNQUANTIZED if dtype in STORES else dtype)
+    stored = jnp.dtype(stores.UNQUANTIZED if dtype in stores.STORES else dtype)
     value = initializer(key, shape, stored)
     return nnx.Param(value, axes=axes, partial_over=partial_over)
 
@@ -167,11 +156,11 @@ def declare_kernel(
     Raises:
       ValueError: if there is not one axis name per dimension.
     """
-    if dtype not in STORES:
+    if dtype not in stores.STORES:
         return KernelParameters(declare(key, shape, axes, initializer, dtype))
     _check_axes(shape, axes)
     weights = initializer(key, shape, jnp.float32)  # [L, ..., in, out]
-    group = None if dtype == INT8 else group_size(shape[-2])
+    group = None if dtype == stores.INT8 else nibbles.group_size(shape[-2])
     return store_kernel(weights, axes, Store(dtype, group))
 
 
@@ -187,8 +176,8 @@ def store_kernel(
         return KernelParameters(nnx.Param(weights.astype(store.name), axes=axes))
     *lead, size_in, size_out = weights.shape
     if store.packed:
-        codebook = None if store.name == INT4 else NORMAL_FLOAT
-        kernel, scale = pack(weights, codebook, store.group)
+        codebook = None if store.name == stores.INT4 else nibbles.NORMAL_FLOAT
+        kernel, scale = nibbles.pack(weights, codebook, store.group)
         nested = None
         if store.nested is not None:
             nested = quantized_scales(jnp.asarray(scale), store.nested)
@@ -201,7 +190,7 @@ def store_kernel(
         kernel = quantize(grouped, scale).reshape(weights.shape).astype(store.name)
         scale, tables = scale[..., 0, :] if store.group is None else scale, None
         nested = None
-    middle = MIDDLE if store.packed else 0
+    middle = nibbles.MIDDLE if store.packed else 0
     zero = jnp.full(scale.shape, middle, jnp.int16) if store.zeros else None
     order = None
     if store.ordered:

@@ -13,13 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from prompt_tuning.core.atomic_files import (
-    check_replaceable,
-    replace_file,
-    reporting_disk_errors,
-    sync_file,
-    sync_path,
-)
+from prompt_tuning.core import atomic_files
 from prompt_tuning.core.errors import MAXIMUM_LINES, InputError, shown
 from prompt_tuning.core.file_locks import hold_lock
 from prompt_tuning.core.typed_json import read_object
@@ -47,7 +41,7 @@ class LineWriter:
 
     def resume(self, accepts: Callable[[bytes], bool]) -> None:
         """Opens the partial file, and cuts it after its last acceptable line."""
-        with reporting_disk_errors(self._file):
+        with atomic_files.reporting_disk_errors(self._file):
             opened = partial_file(self._file).open("r+b")
             self._opened = opened
             end = 0
@@ -66,11 +60,11 @@ class LineWriter:
           StorageError: if the disk is full.
         """
         assert self._opened is not None
-        with reporting_disk_errors(self._file):
+        with atomic_files.reporting_disk_errors(self._file):
             self._opened.write(f"{line}\n".encode())
             self._opened.flush()
             if time.monotonic() - self._synced > SYNC_SECONDS:
-                sync_file(self._opened)
+                atomic_files.sync_file(self._opened)
                 self._synced = time.monotonic()
         self.done += 1
 
@@ -81,14 +75,14 @@ class LineWriter:
           InputError: if another command has created a file with this name.
         """
         if self._opened is not None:
-            check_replaceable(self._file, force=self._replaces)
-            with reporting_disk_errors(self._file):
-                sync_file(self._opened)
+            atomic_files.check_replaceable(self._file, force=self._replaces)
+            with atomic_files.reporting_disk_errors(self._file):
+                atomic_files.sync_file(self._opened)
                 partial_file(self._file).replace(self._file)
-                sync_path(self._file.parent)
-        with reporting_disk_errors(self._file):
+                atomic_files.sync_path(self._file.parent)
+        with atomic_files.reporting_disk_errors(self._file):
             settings_file(self._file).unlink()
-            sync_path(self._file.parent)
+            atomic_files.sync_path(self._file.parent)
 
     def close(self) -> None:
         """Closes the partial file."""
@@ -123,7 +117,7 @@ def check_startable(file: Path, *, force: bool) -> None:
       InputError: if it exists and may not be replaced.
     """
     if not settings_file(file).exists():
-        check_replaceable(file, force=force)
+        atomic_files.check_replaceable(file, force=force)
 
 
 @contextlib.contextmanager
@@ -151,7 +145,7 @@ def resumable_lines(
       StorageError: if the disk is full.
     """
     with contextlib.ExitStack() as stack:
-        with reporting_disk_errors(file):
+        with atomic_files.reporting_disk_errors(file):
             lock = file.with_name(f".{file.name}.lock")
             stack.enter_context(hold_lock(lock, f"file {file}"))
         writer = _begin(file, json.loads(json.dumps(settings)), force)
@@ -180,14 +174,14 @@ def _begin(file: Path, settings: dict[str, Any], force: bool) -> LineWriter:
             f"{partial} has lines, and {record.name} with their settings is missing: "
             f"put it back, delete both, {ANEW}"
         )
-    check_replaceable(file, force=force)
-    with reporting_disk_errors(file):
+    atomic_files.check_replaceable(file, force=force)
+    with atomic_files.reporting_disk_errors(file):
         # First, so that no state of the disk has old lines with new settings.
         partial.write_bytes(b"")
-        sync_path(partial)
-        sync_path(file.parent)
+        atomic_files.sync_path(partial)
+        atomic_files.sync_path(file.parent)
         content = {REPLACES: force, SETTINGS: settings}
-        replace_file(record, json.dumps(content, indent=1) + "\n")
+        atomic_files.replace_file(record, json.dumps(content, indent=1) + "\n")
     return LineWriter(file, force)
 
 

@@ -5,20 +5,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from prompt_tuning.core.atomic_files import (
-    replace_file,
-    reporting_disk_errors,
-    sync_file,
-    sync_path,
-)
+from prompt_tuning.core import atomic_files, typed_json
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.file_names import check_links
-from prompt_tuning.core.typed_json import (
-    JsonObject,
-    as_object,
-    parse_json,
-    read_limited,
-)
+from prompt_tuning.core.typed_json import JsonObject
 
 Content = TypeVar("Content")
 OnDamage = Callable[[str], None]
@@ -34,15 +24,15 @@ class StepLog:
 
     def __init__(self, file: Path, kept: Iterable[bytes]):
         self._file = file
-        with reporting_disk_errors(file):
-            replace_file(file, b"".join(line + b"\n" for line in kept))
-            sync_path(file.parent)
+        with atomic_files.reporting_disk_errors(file):
+            atomic_files.replace_file(file, b"".join(line + b"\n" for line in kept))
+            atomic_files.sync_path(file.parent)
             # Half of a surrogate pair becomes its escape in JSON.
             self._lines = file.open("a", encoding="utf-8", errors="backslashreplace")
 
     def write(self, *values: Mapping[str, Any]) -> None:
         """Writes a line for each object; they survive a kill."""
-        with reporting_disk_errors(self._file):
+        with atomic_files.reporting_disk_errors(self._file):
             for line in values:
                 self._lines.write(json.dumps(line, ensure_ascii=False) + "\n")
             self._lines.flush()
@@ -53,12 +43,12 @@ class StepLog:
         Call it before a checkpoint is published: a power cut must not leave a
         checkpoint without the lines of the steps before it.
         """
-        with reporting_disk_errors(self._file):
-            sync_file(self._lines)
+        with atomic_files.reporting_disk_errors(self._file):
+            atomic_files.sync_file(self._lines)
 
     def close(self) -> None:
         """Closes the file."""
-        with reporting_disk_errors(self._file):
+        with atomic_files.reporting_disk_errors(self._file):
             self._lines.close()
 
 
@@ -86,16 +76,18 @@ def read_lines(
     check_links(file.parent, file.name)
     if not file.exists():
         return
-    for number, line in enumerate(read_limited(file, maximum_bytes).splitlines(), 1):
+    for number, line in enumerate(
+        typed_json.read_limited(file, maximum_bytes).splitlines(), 1
+    ):
         source = f"line {number} of {file}"
         try:
-            content = parse_json(line, source)
+            content = typed_json.parse_json(line, source)
         except InputError as problem:
             if on_damage is not None:
                 on_damage(str(problem))
             continue
         try:
-            parsed = parse(as_object(content, source))
+            parsed = parse(typed_json.as_object(content, source))
         except InputError as problem:
             if on_damage is None:
                 raise

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from prompt_tuning.core.expert_choices import GROUP_SCORES
+from prompt_tuning.core.model_choices import GROUP_SCORES
 from prompt_tuning.core.model_config import ModelConfig
 
 

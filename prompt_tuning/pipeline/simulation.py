@@ -4,18 +4,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from prompt_tuning.pipeline.schedules import (
-    Kind,
-    Operation,
-    Order,
-    Result,
-    chunk_count,
-    minimum_microbatches,
-    needed_results,
-    result_of,
-    runnable_sequence,
-    stage_orders,
-)
+from prompt_tuning.pipeline import schedules
+from prompt_tuning.pipeline.schedules import Kind, Operation, Order, Result
 from prompt_tuning.settings.pipeline import NONE
 
 Cost = float | int
@@ -126,16 +116,16 @@ def simulate(
       DeadlockError: if the stages wait for each other.
     """
     ends: dict[Result, float] = {}
-    free, chunks = [0.0] * len(orders), chunk_count(orders)
+    free, chunks = [0.0] * len(orders), schedules.chunk_count(orders)
     spans = []
-    for stage, operation in runnable_sequence(orders):
+    for stage, operation in schedules.runnable_sequence(orders):
         start = free[stage]
-        for needed in needed_results(stage, operation, orders, chunks):
+        for needed in schedules.needed_results(stage, operation, orders, chunks):
             delay = transfer if needed.stage != stage else 0.0
             start = max(start, ends[needed] + delay)
         place = operation.chunk * len(orders) + stage
         end = start + costs[place].of(operation)
-        ends[result_of(stage, operation)] = free[stage] = end
+        ends[schedules.result_of(stage, operation)] = free[stage] = end
         spans.append(TimedOperation(stage, operation, start, end))
     spans.sort(key=lambda span: (span.stage, span.start, span.end))
     return Timeline(len(orders), tuple(spans), chunks)
@@ -199,7 +189,7 @@ def microbatches_below(
     multiple = stages if virtual > 1 else 1
 
     def small_enough(count: int) -> bool:
-        orders = stage_orders(
+        orders = schedules.stage_orders(
             schedule,
             stages,
             count * multiple,
@@ -213,7 +203,7 @@ def microbatches_below(
         return 1 if small_enough(1) else None
     if bubble_limit(costs, virtual) >= share - ROUNDING:
         return None
-    low, high = 0, minimum_microbatches(schedule, stages)
+    low, high = 0, schedules.minimum_microbatches(schedule, stages)
     while not small_enough(high):
         low, high = high, 2 * high
         if high * multiple > MAXIMUM_MICROBATCHES:

@@ -7,9 +7,10 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from prompt_tuning.adapters.merge import COPIED
-from prompt_tuning.checkpoints.formats.safetensors import INDEX, open_safetensors
-from prompt_tuning.checkpoints.formats.safetensors_writer import (
+from prompt_tuning.checkpoints.formats.safetensors import (
+    INDEX,
     Entry,
+    open_safetensors,
     write_safetensors,
 )
 from prompt_tuning.checkpoints.published_kernel import keeps_inputs

@@ -20,7 +20,6 @@ from prompt_tuning.settings.axis_rules import (
     AxisRules,
     axes_of,
 )
-from prompt_tuning.sharding.partition_specs import partition_spec
 
 GROUPS = "key_value_heads"
 VOCABULARY = "vocab"
@@ -260,3 +259,44 @@ class MeshLayout:
             if shared.get(name):
                 return self.axes(name)
         return ()
+
+
+def partition_spec(
+    rules: AxisRules, path: str, names: Sequence[str], *, whole: Sequence[str] = ()
+) -> PartitionSpec:
+    """Returns the PartitionSpec of an array.
+
+    Args:
+      rules: mesh axis of each dimension.
+      path: path of the parameter, for the error.
+      names: names of its dimensions.
+      whole: names that are never sharded, whatever the rules say.
+
+    Raises:
+      InputError: if two of its dimensions would be sharded over one mesh axis, and no
+        later rule applies to the second.
+    """
+    chosen: dict[str, tuple[str, ...]] = {name: () for name in whole}
+    refused: dict[str, tuple[str, ...]] = {}
+    for name, axes in rules.table:
+        if name not in names or name in chosen:
+            continue
+        taken = {axis for used in chosen.values() for axis in used}
+        if taken.intersection(axes):
+            refused.setdefault(name, axes)
+        else:
+            chosen[name] = axes
+    for name, axes in refused.items():
+        if name not in chosen:
+            raise InputError(
+                f"{path} {tuple(names)} cannot be split: the rule for {name!r} "
+                f"needs {', '.join(axes)}, which another of its dimensions uses; "
+                f"add the rule ({name!r}, None), or change AxisRules"
+            )
+    return PartitionSpec(*(_entry(chosen.get(name, ())) for name in names))
+
+
+def _entry(axes: tuple[str, ...]) -> str | tuple[str, ...] | None:
+    if len(axes) > 1:
+        return axes
+    return axes[0] if axes else None

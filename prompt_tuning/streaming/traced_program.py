@@ -10,24 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Var
 
+from prompt_tuning.streaming import streamed_loops, traced_loops
 from prompt_tuning.streaming.compiled_segments import CompiledLoop, CompiledSegment
 from prompt_tuning.streaming.layered_weights import LayeredWeight, LayerReader
-from prompt_tuning.streaming.streamed_loops import (
-    Kept,
-    KeptByLayer,
-    VariableValues,
-    accumulate,
-    pop,
-    run_loop_backward,
-    run_loop_forward,
-    select,
-)
-from prompt_tuning.streaming.traced_loops import (
-    Values,
-    check_collected,
-    differentiable_variables,
-    split_at_loops,
-)
+from prompt_tuning.streaming.streamed_loops import Kept, KeptByLayer, VariableValues
+from prompt_tuning.streaming.traced_loops import Values
 
 Leaves = dict[str, Any]
 """Parameters by path: arrays, and a `LayeredWeight` for each streamed one.
@@ -70,16 +57,18 @@ class TracedProgram:
             if isinstance(leaf, LayeredWeight)
         }
         paths = {var: leaf.path for var, leaf in streamed.items()}
-        parts = split_at_loops(closed.jaxpr, paths)
+        parts = traced_loops.split_at_loops(closed.jaxpr, paths)
         # The trained parameters are the first argument.
         self._trained = closed.jaxpr.invars[: len(jax.tree.leaves(trained))]
-        self._active = differentiable_variables(closed.jaxpr, self._trained)
+        self._active = traced_loops.differentiable_variables(
+            closed.jaxpr, self._trained
+        )
         self._on_host = {
             var
             for var, leaf in zip(self._trained, jax.tree.leaves(trained), strict=True)
             if not isinstance(leaf, jax.Array)
         }
-        check_collected(parts.loops, self._active)
+        traced_loops.check_collected(parts.loops, self._active)
         *segments, last = parts.segments
         gathered = {var: leaf.gathered for var, leaf in streamed.items()}
         self._stages = [
@@ -122,17 +111,19 @@ class TracedProgram:
         by_loop = []
         for segment, loop in self._stages:
             for values in micro_batches:
-                outputs = segment.forward(select(values, segment.inputs))
+                outputs = segment.forward(streamed_loops.select(values, segment.inputs))
                 values |= zip(segment.outputs, outputs, strict=True)
             kept: Kept = "nothing"
             if keep and any(loop.differentiated):
                 kept = "inputs" if checkpoint_activation else "activations"
-            by_loop.append(run_loop_forward(loop, micro_batches, reader, kept))
+            by_loop.append(
+                streamed_loops.run_loop_forward(loop, micro_batches, reader, kept)
+            )
         return by_loop
 
     def result(self, values: VariableValues) -> Any:
         """Returns the result of a micro-batch after `forward`."""
-        outputs = self._last.forward(select(values, self._last.inputs))
+        outputs = self._last.forward(streamed_loops.select(values, self._last.inputs))
         return self._result(values, outputs)
 
     def start_backward(
@@ -143,10 +134,11 @@ class TracedProgram:
         cotangents: VariableValues = {}
         for atom, seed in zip(self._program.outvars, seeds, strict=True):
             if isinstance(atom, Var) and atom in self._active:
-                accumulate(cotangents, [atom], [seed])
+                streamed_loops.accumulate(cotangents, [atom], [seed])
         segment = self._last
         outputs, gradients = segment.value_and_gradient(
-            select(values, segment.inputs), pop(cotangents, segment.targets)
+            streamed_loops.select(values, segment.inputs),
+            streamed_loops.pop(cotangents, segment.targets),
         )
         self._accumulate_sources(cotangents, segment, gradients)
         return self._result(values, outputs), cotangents
@@ -159,7 +151,7 @@ class TracedProgram:
             np.array(gradient) if var in self._on_host else gradient
             for var, gradient in zip(segment.sources, gradients, strict=True)
         ]
-        accumulate(cotangents, segment.sources, moved)
+        streamed_loops.accumulate(cotangents, segment.sources, moved)
 
     def _result(self, values: VariableValues, outputs: Values) -> Any:
         every = values | dict(zip(self._last.outputs, outputs, strict=True))
@@ -191,7 +183,7 @@ class TracedProgram:
             self._stages[::-1], by_loop[::-1], strict=True
         ):
             if any(loop.differentiated):
-                run_loop_backward(
+                streamed_loops.run_loop_backward(
                     loop,
                     micro_batches,
                     cotangents,
@@ -200,10 +192,12 @@ class TracedProgram:
                     saved=not checkpoint_activation,
                 )
             for values, own_cotangents in zip(micro_batches, cotangents, strict=True):
-                seeds = pop(own_cotangents, segment.targets)
+                seeds = streamed_loops.pop(own_cotangents, segment.targets)
                 if all(seed is None for seed in seeds):
                     continue
-                gradients = segment.backward(select(values, segment.inputs), seeds)
+                gradients = segment.backward(
+                    streamed_loops.select(values, segment.inputs), seeds
+                )
                 self._accumulate_sources(own_cotangents, segment, gradients)
 
     def gradient(

@@ -14,7 +14,7 @@ from prompt_tuning.adapters.merge import write_merged
 from prompt_tuning.adapters.peft.folder import find_folder, write_folder
 from prompt_tuning.adapters.peft.peft_conversion import to_peft
 from prompt_tuning.adapters.peft.peft_settings import TOKEN_CLS
-from prompt_tuning.checkpoints.formats.t5x_writer import write_t5x_checkpoint
+from prompt_tuning.checkpoints.formats.t5x_checkpoint import write_t5x_checkpoint
 from prompt_tuning.checkpoints.run_store import checkpoint_files
 from prompt_tuning.checkpoints.run_store.checkpoint_names import FOLDER, KEPT
 from prompt_tuning.config.config_values import CONFIG_FILE

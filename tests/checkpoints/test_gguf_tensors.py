@@ -9,8 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from prompt_tuning.checkpoints.quantized.gguf_blocks import DEQUANTIZERS
-from prompt_tuning.checkpoints.quantized.gguf_tensors import open_tensors
+from prompt_tuning.checkpoints.quantized.gguf_tensors import DEQUANTIZERS, open_tensors
 from prompt_tuning.core.gguf_files import read_gguf
 from tests.support.gguf_files import write_gguf
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from prompt_tuning.checkpoints.formats.safetensors_writer import (
+from prompt_tuning.checkpoints.formats.safetensors import (
     Entry,
     write_safetensors,
 )

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from prompt_tuning.checkpoints.packed_kernel import TILE_COLUMNS, TILE_ROWS
+from prompt_tuning.checkpoints.quantized_kernel import TILE_COLUMNS, TILE_ROWS
 from prompt_tuning.checkpoints.restore_plan import plan_restore
 from prompt_tuning.checkpoints.stored_tensors import StoredTensor, layered, transpose
 from prompt_tuning.core.errors import InputError

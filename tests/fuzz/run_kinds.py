@@ -13,7 +13,7 @@ import numpy as np
 
 from prompt_tuning.checkpoints.run_store import checkpoint_files
 from prompt_tuning.checkpoints.run_store.checkpoint_names import FOLDER
-from prompt_tuning.checkpoints.run_store.checksummed_json import sealed
+from prompt_tuning.checkpoints.run_store.checkpoint_state import sealed
 from prompt_tuning.config.gin_files import read_run_directory
 from prompt_tuning.sweep.best_member import BEST_FILE, best_member
 from prompt_tuning.sweep.sweep_run import DIVERGED_FILE, read_diverged

@@ -12,7 +12,7 @@ from prompt_tuning.core.parameters import ParameterAxes
 from prompt_tuning.settings.axis_rules import PRESETS, AxisRules
 from prompt_tuning.settings.mesh_shape import MeshShape
 from prompt_tuning.sharding.mesh import build_mesh
-from prompt_tuning.sharding.partition_specs import partition_spec
+from prompt_tuning.sharding.mesh_layout import partition_spec
 from prompt_tuning.sharding.shard_map import check_row_count
 from prompt_tuning.training.gradients import gradients
 from tests.support import dummies, meshes

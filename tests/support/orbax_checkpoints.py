@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import tensorstore
 
+from prompt_tuning.checkpoints.run_store.checkpoint_state import measured, sealed
 from prompt_tuning.checkpoints.run_store.checkpoint_store import CheckpointStore
-from prompt_tuning.checkpoints.run_store.checksummed_json import measured, sealed
 
 LEAF = "encoder/prompt/prompt"
 ARRAY = np.arange(12, dtype=np.float32).reshape(3, 4)

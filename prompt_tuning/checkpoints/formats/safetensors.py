@@ -1,4 +1,4 @@
-"""The safetensors format, mapped into memory.
+"""The safetensors format: files mapped into memory, or written array by array.
 
 A file is the length `N` of its header (8 bytes, little endian), the header (`N` bytes
 of JSON: name -> dtype, shape, offsets) and the data
@@ -10,8 +10,9 @@ block are read.
 
 import dataclasses
 import functools
+import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,11 +44,12 @@ DTYPES = {
     "U8": np.dtype("u1"),
     "BOOL": np.dtype("?"),
 }
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 INDEX = "model.safetensors.index.json"
 OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 """Ends of names in folders that were converted from TensorFlow (the first BERTs), and
 what transformers calls them since, which are read in their place."""
-LENGTH_BYTES = 8
+LENGTH_BYTES, ALIGNMENT = 8, 8
 METADATA = "__metadata__"
 MAXIMUM_ARRAYS = 100_000
 """Maximum number of arrays in a file."""
@@ -254,3 +256,59 @@ def _read(
     data = np.memmap(file, np.uint8, "r", begin, (size,))
     # The ellipsis keeps an array of no axes an array.
     return data.view(dtype).reshape(shape)[(*block, ...)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """An array of a file that is computed when it is written.
+
+    `chunks` returns its parts, consecutive in C order.
+    """
+
+    name: str
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    chunks: Callable[[], Iterable[np.ndarray]]
+
+    @property
+    def bytes(self) -> int:
+        """Size of the array."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def write_safetensors(
+    file: Path, entries: Sequence[Entry], on_written: Callable[[int], None]
+) -> None:
+    """Writes a file array by array, without holding it in memory.
+
+    `on_written` gets the number of bytes of each part after it was written.
+
+    Raises:
+      ValueError: if the parts of an array do not add up to its size.
+    """
+    # In this order arrays without a gap begin at multiples of their element's size.
+    whole = [entry for entry in entries if entry.bytes % ALIGNMENT == 0]
+    unaligned = [entry for entry in entries if entry.bytes % ALIGNMENT]
+    entries = whole + sorted(unaligned, key=lambda entry: -entry.dtype.itemsize)
+    header: dict[str, dict[str, Any]] = {METADATA: {"format": "pt"}}
+    start = 0
+    for entry in entries:
+        header[entry.name] = {
+            "dtype": _NAMES[entry.dtype],
+            "shape": list(entry.shape),
+            "data_offsets": [start, start + entry.bytes],
+        }
+        start += entry.bytes
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % ALIGNMENT)
+    with file.open("wb") as opened:
+        opened.write(len(text).to_bytes(LENGTH_BYTES, "little") + text)
+        for entry in entries:
+            size = 0
+            for chunk in entry.chunks():
+                data = np.ascontiguousarray(chunk, entry.dtype)
+                opened.write(data.reshape(-1).view(np.uint8).data)
+                size += data.nbytes
+                on_written(data.nbytes)
+            if size != entry.bytes:
+                raise ValueError(f"{entry.name} has {size} bytes, not {entry.bytes}")

@@ -10,17 +10,15 @@ import functools
 import itertools
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 
-from prompt_tuning.checkpoints.formats.msgpack_index import (
-    ARRAY_CODES,
-    PackedFile,
-    Span,
-)
+from prompt_tuning.checkpoints.formats import msgpack_index
+from prompt_tuning.checkpoints.formats.msgpack_index import PackedFile, Span
 from prompt_tuning.checkpoints.formats.zarr import open_zarr
 from prompt_tuning.checkpoints.stored_tensors import StoredTensor
 from prompt_tuning.core.array_slices import Block, extent
@@ -33,6 +31,8 @@ NUMERIC = "biufc"
 """Kinds of NumPy's numeric dtypes."""
 MAXIMUM_NAME = 1000
 """Maximum length of an array's name, which messages and reports print."""
+WRITTEN_CHUNK = 2**26
+"""Maximum size of a chunk that is written, in bytes, as in T5X."""
 CHUNKED = "__msgpack_chunked_array__"
 
 
@@ -138,7 +138,7 @@ def _open_leaf(file: Path, packed: PackedFile, name: str, leaf: object) -> Store
 
 def _decode(file: Path, packed: PackedFile, name: str, leaf: Span) -> np.ndarray:
     """Returns an array packed by Flax, as a view of the file."""
-    if leaf.code not in ARRAY_CODES:
+    if leaf.code not in msgpack_index.ARRAY_CODES:
         raise InputError(f"{name} in {file} has the extension type {leaf.code}")
     source = f"{name} in {file}"
     try:
@@ -234,3 +234,62 @@ def _zarr_folder(file: Path, name: str, spec: dict) -> Path:
         raise InputError(f"{source}: driver {shown(spec['driver'])}, expected 'zarr'")
     path = as_object(spec["kvstore"], f"kvstore of {source}").text("path", "")
     return path_within(file.parent, path.rstrip("/"), source)
+
+
+def write_t5x_checkpoint(
+    folder: Path, arrays: Iterable[tuple[str, np.ndarray]], step: int
+) -> None:
+    """Writes parameters, without optimizer state.
+
+    The folder is empty, to be named `checkpoint_{step}`; names are without `target/`.
+    Arrays with two or more axes become zarr folders, as in T5X, so only one of them is
+    in memory at a time; smaller ones are in the MessagePack file.
+    """
+    from flax import serialization
+
+    target: dict[str, Any] = {}
+    for name, array in arrays:
+        *parents, last = name.split("/")
+        node = target
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[last] = array if array.ndim < 2 else _write_zarr(folder, name, array)
+    state = {"step": np.asarray(step, np.int32), "param_states": {}}
+    tree = {"version": 3, "optimizer": {"target": target, "state": state}}
+    (folder / "checkpoint").write_bytes(serialization.msgpack_serialize(tree))
+
+
+def _write_zarr(folder: Path, name: str, array: np.ndarray) -> dict[str, Any]:
+    """Writes an array to its own folder and returns its TensorStore spec."""
+    import tensorstore
+
+    path = f"target.{name.replace('/', '.')}"
+    is_bfloat16 = array.dtype.name == "bfloat16"
+    metadata = {
+        "dtype": "bfloat16" if is_bfloat16 else array.dtype.str,
+        "shape": list(array.shape),
+        "chunks": _chunks(array),
+        "compressor": {"id": "gzip", "level": 1},
+        "fill_value": None,
+    }
+    spec = {"driver": "zarr", "metadata": metadata}
+    store = {"driver": "file", "path": f"{(folder / path).absolute()}/"}
+    opened = tensorstore.open(spec | {"kvstore": store}, create=True).result()
+    try:
+        opened.write(array).result()
+    except ValueError as problem:
+        # TensorStore reports errors of the operating system as values.
+        raise InputError(f"{folder / path} cannot be written: {problem}") from problem
+    return spec | {
+        "kvstore": {"driver": "file", "path": path},
+        "dtype": array.dtype.name,
+    }
+
+
+def _chunks(array: np.ndarray) -> list[int]:
+    """Halves the largest axis until a chunk is small enough."""
+    chunks = list(array.shape)
+    while np.prod(chunks, dtype=np.int64) * array.dtype.itemsize > WRITTEN_CHUNK:
+        largest = int(np.argmax(chunks))
+        chunks[largest] = -(-chunks[largest] // 2)
+    return chunks

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from prompt_tuning.checkpoints.quantized import scaled_tensors
 from prompt_tuning.checkpoints.quantized.codes import (
     Codes,
     NestedCodes,
@@ -22,14 +23,8 @@ from prompt_tuning.checkpoints.quantized.codes import (
     integer_codes,
     table_codes,
 )
-from prompt_tuning.checkpoints.quantized.scaled_tensors import (
-    as_matrix,
-    computed,
-    scaled,
-    stretched,
-)
 from prompt_tuning.checkpoints.stored_tensors import StoredTensor
-from prompt_tuning.core.array_slices import Block, blocks_of
+from prompt_tuning.core.array_slices import Block, blocks_of, place_in_blocks
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.quantization.nibbles import NORMAL_FLOAT
 from prompt_tuning.core.quantization.stores import FP4, NF4
@@ -61,9 +56,9 @@ def read_bitsandbytes(
         elif name.endswith(f".{SCALES_OF_ROWS}"):
             module = name.removesuffix(SCALES_OF_ROWS)
             weight = _needed(f"{module}weight", stored, tensor)
-            result[f"{module}weight"] = scaled(
+            result[f"{module}weight"] = scaled_tensors.scaled(
                 weight,
-                as_matrix(tensor, (weight.shape[0], 1)),
+                scaled_tensors.as_matrix(tensor, (weight.shape[0], 1)),
                 (1, weight.shape[1]),
                 factor=1 / LARGEST_INT8,
                 encode=functools.partial(integer_codes, 8, -128, weight, None),
@@ -116,8 +111,7 @@ def _four_bits(
         part = slice(row.start * columns, row.stop * columns)
         pairs = packed(blocks_of(part, 2))
         both = np.stack([pairs >> 4, pairs & 15], axis=-1).reshape(-1)
-        first = part.start % 2
-        some = both[first : first + part.stop - part.start]
+        some = both[place_in_blocks(part, 2)]
         return some.reshape(-1, columns)[:, column]
 
     values = StoredTensor((rows, columns), codes.dtype, codes.source, read_codes)
@@ -126,18 +120,18 @@ def _four_bits(
         row, column = block
         part = slice(row.start * columns, row.stop * columns)
         wide = table[values.read((row, slice(0, columns)))].reshape(-1)
-        wide *= stretched(scales(blocks_of(part, size)), part, size)
+        wide *= scaled_tensors.stretched(scales(blocks_of(part, size)), part, size)
         return wide.reshape(-1, columns)[:, column]
 
     group = aligned_group(columns, size)
     if group is None:
-        return computed(codes, (rows, columns), read)
+        return scaled_tensors.computed(codes, (rows, columns), read)
     kind = NF4 if np.array_equal(table, NORMAL_FLOAT) else FP4
     of_rows = _scales_of_rows(scales, largest.source, (rows, columns), size, group)
     held = table_codes(kind, values, table, of_rows)
     if held is not None and largest.dtype == np.uint8:
         held = _with_nested(held, name, stored, settings)
-    return computed(codes, (rows, columns), read, held)
+    return scaled_tensors.computed(codes, (rows, columns), read, held)
 
 
 def _with_nested(
@@ -222,6 +216,6 @@ def _scales(
 
     def read(part: slice) -> np.ndarray:
         some = factors(blocks_of(part, size)).astype(np.float32)
-        return values[codes(part)] * stretched(some, part, size) + offset
+        return values[codes(part)] * scaled_tensors.stretched(some, part, size) + offset
 
     return read

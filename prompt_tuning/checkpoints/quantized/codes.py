@@ -9,14 +9,9 @@ from jaxtyping import Float32, Int32
 
 from prompt_tuning.checkpoints.stored_tensors import StoredTensor
 from prompt_tuning.core.array_slices import Block
+from prompt_tuning.core.quantization import stores
 from prompt_tuning.core.quantization.nibbles import MIDDLE
-from prompt_tuning.core.quantization.stores import (
-    FLOAT8,
-    INT4,
-    INT8,
-    SMALLEST_GROUP,
-    Store,
-)
+from prompt_tuning.core.quantization.stores import Store
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,7 +110,7 @@ def integer_codes(
       scales: scales, `[out, groups]`.
     """
     packed = bits <= 4
-    name, middle = (INT4, MIDDLE) if packed else (INT8, 0)
+    name, middle = (stores.INT4, MIDDLE) if packed else (stores.INT8, 0)
     # What is added to an integer to make a code of it.
     shift = -lowest if packed else -lowest - 2 ** (bits - 1)
     group = group_of(values.shape[-1], scales.shape[-1])
@@ -194,16 +189,16 @@ def float8_codes(values: StoredTensor, scales: StoredTensor) -> Codes | None:
     `scales` are `[out, groups]`.
     """
     group = group_of(values.shape[1], scales.shape[1])
-    if group is None or values.dtype.name != FLOAT8:
+    if group is None or values.dtype.name != stores.FLOAT8:
         return None
     by_column = group == values.shape[1]
-    return Codes(Store(FLOAT8, None if by_column else group), values, scales)
+    return Codes(Store(stores.FLOAT8, None if by_column else group), values, scales)
 
 
 def group_of(size_in: int, count: int) -> int | None:
     """Returns the size of equal groups of inputs; None if they are too small."""
     group, rest = divmod(size_in, count)
-    return None if rest or (count > 1 and group < SMALLEST_GROUP) else group
+    return None if rest or (count > 1 and group < stores.SMALLEST_GROUP) else group
 
 
 def aligned_group(size_in: int, size: int) -> int | None:

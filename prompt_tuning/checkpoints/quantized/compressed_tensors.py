@@ -22,11 +22,11 @@ from prompt_tuning.checkpoints.quantized.scaled_tensors import (
     naming,
     refuse_both,
     scaled,
-    transposed,
     unpacked,
 )
+from prompt_tuning.checkpoints.rearranged import turned
 from prompt_tuning.checkpoints.stored_tensors import StoredTensor
-from prompt_tuning.core.array_slices import Block, blocks_of
+from prompt_tuning.core.array_slices import Block, blocks_of, place_in_blocks
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.quantization.stores import FP4
 from prompt_tuning.core.typed_json import JsonObject, as_object
@@ -145,9 +145,7 @@ def _packed(
     values = dataclasses.replace(codes, shape=(rows, columns))
     zeros = None
     if "zero_point" in parts:
-        zeros = transposed(
-            unpacked(transposed(parts["zero_point"]), bits, offset=-signed)
-        )
+        zeros = turned(unpacked(turned(parts["zero_point"]), bits, offset=-signed))
         zeros = dataclasses.replace(zeros, shape=(rows, zeros.shape[1]))
     return _grouped(values, scales, zeros, bits)
 
@@ -166,8 +164,7 @@ def _nvfp4(parts: Mapping[str, StoredTensor], scales: StoredTensor) -> StoredTen
         row, column = block
         both = packed.read((row, blocks_of(column, 2)))
         codes = np.stack([both & 15, both >> 4], axis=-1).reshape(len(both), -1)
-        start = column.start % 2
-        return codes[:, start : start + column.stop - column.start]
+        return codes[:, place_in_blocks(column, 2)]
 
     columns = 2 * half
     codes = StoredTensor((rows, columns), packed.dtype, packed.source, pairs)

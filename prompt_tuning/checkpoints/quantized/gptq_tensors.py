@@ -18,9 +18,9 @@ from prompt_tuning.checkpoints.quantized.scaled_tensors import (
     naming,
     refuse_both,
     scaled,
-    transposed,
     unpacked,
 )
+from prompt_tuning.checkpoints.rearranged import turned
 from prompt_tuning.checkpoints.stored_tensors import StoredTensor
 from prompt_tuning.core.array_slices import Block
 from prompt_tuning.core.errors import InputError
@@ -49,11 +49,11 @@ def read_gptq(
         order = None if groups is None else groups.read()
         result.pop(f"{module}g_idx", None)
         with naming(f"{module}weight"):
-            values = unpacked(transposed(words), bits)  # [out, in]
-            points = transposed(unpacked(zeros, bits, offset=shift))  # [out, groups]
+            values = unpacked(turned(words), bits)  # [out, in]
+            points = turned(unpacked(zeros, bits, offset=shift))  # [out, groups]
             _check_groups(values, scales, settings)
             result[f"{module}weight"] = _by_group(
-                values, transposed(scales), points, order, bits
+                values, turned(scales), points, order, bits
             )
     return result
 
@@ -73,11 +73,11 @@ def read_awq(
     result = dict(stored)
     for module, words, zeros, scales in _modules(stored, result):
         with naming(f"{module}weight"):
-            values = transposed(unpacked(words, 4, order=AWQ_ORDER))
-            points = transposed(unpacked(zeros, 4, order=AWQ_ORDER))
+            values = turned(unpacked(words, 4, order=AWQ_ORDER))
+            points = turned(unpacked(zeros, 4, order=AWQ_ORDER))
             _check_groups(values, scales, settings)
             result[f"{module}weight"] = _by_group(
-                values, transposed(scales), points, None, 4
+                values, turned(scales), points, None, 4
             )
     return result
 

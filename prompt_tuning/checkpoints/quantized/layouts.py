@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 from jaxtyping import Float32, Int32, UInt8
 
-from prompt_tuning.checkpoints.formats.safetensors_writer import Entry
+from prompt_tuning.checkpoints.formats.safetensors import Entry
 from prompt_tuning.checkpoints.quantized.nested_scales import DYNAMIC_MAP, NestedScales
 from prompt_tuning.checkpoints.quantized.scaled_tensors import WORD_BITS
 from prompt_tuning.checkpoints.stored_tensors import StoredTensor

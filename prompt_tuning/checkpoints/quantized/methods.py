@@ -4,12 +4,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from prompt_tuning.checkpoints.formats.safetensors import open_safetensors
+from prompt_tuning.checkpoints.quantized import float8_tensors
 from prompt_tuning.checkpoints.quantized.bitsandbytes_tensors import read_bitsandbytes
 from prompt_tuning.checkpoints.quantized.compressed_tensors import read_compressed
-from prompt_tuning.checkpoints.quantized.float8_tensors import (
-    read_blocks_of_float8,
-    read_rows_of_float8,
-)
 from prompt_tuning.checkpoints.quantized.gptq_tensors import read_awq, read_gptq
 from prompt_tuning.checkpoints.quantized.mxfp4 import read_mxfp4
 from prompt_tuning.checkpoints.stored_tensors import StoredTensor
@@ -23,8 +20,8 @@ METHODS: Mapping[str, Reader] = {
     "awq": read_awq,
     "bitsandbytes": read_bitsandbytes,
     "compressed-tensors": read_compressed,
-    "fbgemm_fp8": read_rows_of_float8,
-    "fp8": read_blocks_of_float8,
+    "fbgemm_fp8": float8_tensors.read_rows_of_float8,
+    "fp8": float8_tensors.read_blocks_of_float8,
     "gptq": read_gptq,
     "mxfp4": read_mxfp4,
 }

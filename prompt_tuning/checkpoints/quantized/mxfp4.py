@@ -12,7 +12,7 @@ import numpy as np
 
 from prompt_tuning.checkpoints.quantized.codes import Codes, WidenedTensor
 from prompt_tuning.checkpoints.stored_tensors import StoredTensor
-from prompt_tuning.core.array_slices import Block, blocks_of
+from prompt_tuning.core.array_slices import Block, blocks_of, place_in_blocks
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.quantization.stores import MXFP4, Store
 from prompt_tuning.core.typed_json import JsonObject
@@ -68,8 +68,7 @@ def _unpacked(blocks: StoredTensor, scales: StoredTensor) -> StoredTensor:
         # One expert at a time, since the numbers are float32 before they are rounded.
         pairs = zip(packed, scales.read(needed), strict=True)
         array = np.stack([unpack(*pair) for pair in pairs])  # [e, out, n * 32]
-        start = column.start % BLOCK_SIZE
-        return array[..., start : start + column.stop - column.start].swapaxes(1, 2)
+        return array[..., place_in_blocks(column, BLOCK_SIZE)].swapaxes(1, 2)
 
     shape = (experts, groups * BLOCK_SIZE, rows)
     dtype = np.dtype(ml_dtypes.bfloat16)
@@ -88,8 +87,7 @@ def _codes(
         packed = blocks.read(needed)  # [e, out, n, 16]
         both = np.stack([packed & 0x0F, packed >> 4], axis=-1)
         array = both.reshape(*packed.shape[:2], -1)  # [e, out, n * 32]
-        start = column.start % BLOCK_SIZE
-        return array[..., start : start + column.stop - column.start].swapaxes(1, 2)
+        return array[..., place_in_blocks(column, BLOCK_SIZE)].swapaxes(1, 2)
 
     def read_scales(block: Block) -> np.ndarray:
         expert, group, row = block

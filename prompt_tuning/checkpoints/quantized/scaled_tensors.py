@@ -14,7 +14,7 @@ from prompt_tuning.checkpoints.quantized.codes import (
     mapped,
 )
 from prompt_tuning.checkpoints.stored_tensors import StoredTensor
-from prompt_tuning.core.array_slices import Block, blocks_of
+from prompt_tuning.core.array_slices import Block, blocks_of, place_in_blocks
 from prompt_tuning.core.errors import InputError
 
 WORD_BITS, BYTE_BITS = 32, 8
@@ -127,8 +127,7 @@ def stretched(numbers: np.ndarray, part: slice, size: int) -> np.ndarray:
 
     `numbers` are those of `blocks_of(part, size)`, for blocks of `size` elements.
     """
-    first = part.start % size
-    return numbers.repeat(size, 0)[first : first + part.stop - part.start]
+    return numbers.repeat(size, 0)[place_in_blocks(part, size)]
 
 
 def as_matrix(tensor: StoredTensor, shape: tuple[int, int]) -> StoredTensor:
@@ -147,15 +146,6 @@ def as_matrix(tensor: StoredTensor, shape: tuple[int, int]) -> StoredTensor:
         return tensor.read().reshape(shape)[block]
 
     return StoredTensor(shape, tensor.dtype, tensor.source, read)
-
-
-def transposed(tensor: StoredTensor) -> StoredTensor:
-    """Returns the transpose of a matrix."""
-
-    def read(block: Block) -> np.ndarray:
-        return tensor.read(block[::-1]).T
-
-    return StoredTensor(tensor.shape[::-1], tensor.dtype, tensor.source, read)
 
 
 def unpacked(
@@ -198,8 +188,7 @@ def unpacked(
         if order is not None:
             codes = codes.reshape(len(packed), -1, count)[..., list(order)]
             codes = codes.reshape(len(packed), -1)
-        start = columns.start % count
-        some = codes[:, start : start + columns.stop - columns.start]
+        some = codes[:, place_in_blocks(columns, count)]
         return some + np.int16(offset) if offset else some
 
     shape = (words.shape[0], words.shape[1] // unit * count)

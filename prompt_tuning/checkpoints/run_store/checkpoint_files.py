@@ -35,8 +35,6 @@ from prompt_tuning.checkpoints.run_store.checkpoint_state import (
     check_files,
     check_sharded,
     check_state,
-)
-from prompt_tuning.checkpoints.run_store.checksummed_json import (
     measured,
     read_sealed,
     write_sealed,

@@ -14,17 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from prompt_tuning import processes
-from prompt_tuning.checkpoints.run_store import checkpoint_files
+from prompt_tuning.checkpoints.run_store import checkpoint_files, checkpoint_names
 from prompt_tuning.checkpoints.run_store.checkpoint_files import AUTO, FORMS, Writing
-from prompt_tuning.checkpoints.run_store.checkpoint_names import (
-    FOLDER,
-    KEPT,
-    checkpoint_path,
-    clean_up,
-    delete,
-    publish,
-    steps_in,
-)
 from prompt_tuning.checkpoints.run_store.checkpoint_selection import (
     Check,
     KeepBest,
@@ -33,7 +24,7 @@ from prompt_tuning.checkpoints.run_store.checkpoint_selection import (
     intact_states,
     latest_valid_step,
 )
-from prompt_tuning.checkpoints.run_store.checksummed_json import sealed
+from prompt_tuning.checkpoints.run_store.checkpoint_state import sealed
 from prompt_tuning.checkpoints.run_store.kept_prompts import KeptPrompts
 from prompt_tuning.checkpoints.run_store.orbax_arrays import Leaf
 from prompt_tuning.core.atomic_files import replace_file, sync_path
@@ -79,17 +70,17 @@ class CheckpointStore:
             raise InputError(
                 f"keep_best is {keep_best}, expected a metric and 'min' or 'max'"
             )
-        self.folder = Path(run_directory) / FOLDER
+        self.folder = Path(run_directory) / checkpoint_names.FOLDER
         self.keep_last = keep_last
         self.keep_best = keep_best
         self.form = form
         self.kept_prompts = kept_prompts or KeptPrompts()
         self._writes = not read_only
         self._pending: concurrent.futures.Future[None] | None = None
-        check_links(self.folder.parent, FOLDER, KEPT)
+        check_links(self.folder.parent, checkpoint_names.FOLDER, checkpoint_names.KEPT)
         if self._writes:
-            clean_up(self.folder)
-            clean_up(self.folder.with_name(KEPT))
+            checkpoint_names.clean_up(self.folder)
+            checkpoint_names.clean_up(self.folder.with_name(checkpoint_names.KEPT))
 
     def save(
         self,
@@ -192,7 +183,7 @@ class CheckpointStore:
 
     def steps(self) -> list[int]:
         """Returns the steps of all checkpoints, even damaged ones, ascending."""
-        return steps_in(self.folder)
+        return checkpoint_names.steps_in(self.folder)
 
     def latest_valid(self, on_damage: OnDamage = _logger.warning) -> int | None:
         """Returns the newest intact step, or None; see `latest_valid_step`."""
@@ -211,7 +202,7 @@ class CheckpointStore:
 
         Also removes the key `without` from its `extra`.
         """
-        directory = checkpoint_path(self.folder, step)
+        directory = checkpoint_names.checkpoint_path(self.folder, step)
         state = checkpoint_files.read_state(directory)
         extra = {k: value for k, value in state["extra"].items() if k != without}
         state |= self._state(step, metrics, extra)
@@ -242,7 +233,7 @@ class CheckpointStore:
           InputError: if the checkpoint is missing or damaged, or a leaf's name, shape
             or dtype differs from the template.
         """
-        directory = checkpoint_path(self.folder, step)
+        directory = checkpoint_names.checkpoint_path(self.folder, step)
         state = checkpoint_files.verify_own(directory)
         trained = checkpoint_files.open_trained(directory, state)
         if trained_template is not None:
@@ -253,7 +244,7 @@ class CheckpointStore:
     def _begin(self, step: int) -> Path:
         """Creates a temporary directory for a checkpoint, after cleaning up."""
         self._make_folder()
-        clean_up(self.folder)
+        checkpoint_names.clean_up(self.folder)
         temporary = self.folder / f"checkpoint_{step}.tmp-{os.getpid()}"
         temporary.mkdir()
         return temporary
@@ -270,9 +261,9 @@ class CheckpointStore:
 
     def _complete(self, temporary: Path, step: int) -> Path:
         """Publishes a written checkpoint and deletes superseded ones."""
-        final = checkpoint_path(self.folder, step)
+        final = checkpoint_names.checkpoint_path(self.folder, step)
         sync_path(temporary)
-        publish(temporary, final)
+        checkpoint_names.publish(temporary, final)
         # The files were verified when written: reading the states is enough.
         self._prune(step, checkpoint_files.read_state)
         return final
@@ -304,4 +295,6 @@ class CheckpointStore:
         for step in steps:
             if step not in newest and step != best:
                 self.kept_prompts.keep(self.folder, step)
-                delete(checkpoint_path(self.folder, step))
+                checkpoint_names.delete(
+                    checkpoint_names.checkpoint_path(self.folder, step)
+                )

@@ -8,12 +8,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32, Int16, Int32, Shaped
 
+from prompt_tuning.core.quantization import nibbles
 from prompt_tuning.core.quantization.channels import widen
-from prompt_tuning.core.quantization.nibbles import (
-    LARGEST_CODE,
-    unpack,
-    values_of_codes,
-)
 from prompt_tuning.core.quantization.scales_in_codes import ScalesInCodes
 from prompt_tuning.core.quantization.stores import is_packed
 
@@ -144,7 +140,7 @@ def _multiply_in_parts(
         codes, scales, zeros = (part(array, index) for array in held)
         columns = part(inputs, index, axis=2)
         assert codes is not None and columns is not None
-        numbers = (codes & LARGEST_CODE, codes >> 4) if packed else (codes,)
+        numbers = (codes & nibbles.LARGEST_CODE, codes >> 4) if packed else (codes,)
         terms = [
             some @ _scaled(some_numbers, scales, codebook, zeros, packed=packed)
             for some, some_numbers in zip(columns, numbers, strict=True)
@@ -177,7 +173,7 @@ def _scaled(
     grouped = numbers.reshape(len(scale), -1, numbers.shape[1])
     zero = None if zero is None else zero[:, None]
     if packed:
-        values = values_of_codes(grouped, codebook, zero)
+        values = nibbles.values_of_codes(grouped, codebook, zero)
     else:
         values = grouped.astype(jnp.float32)
         values = values if zero is None else values - zero.astype(jnp.float32)
@@ -207,7 +203,7 @@ def widened(
     """Dequantizes a kernel; takes the arguments of `multiply`."""
     scale = scale.astype(jnp.float32)  # powers of two may be stored in a byte each
     if is_packed(kernel):
-        return unpack(kernel, scale, codebook, zero)
+        return nibbles.unpack(kernel, scale, codebook, zero)
     return widen(kernel, scale if scale.ndim == 2 else scale[None], zero)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Bool, Int64
 
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.core.model_config import Architecture
+from prompt_tuning.core.model_choices import Architecture
 from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.data.examples.example_groups import ExampleGroups, example_weight
 from prompt_tuning.data.examples.example_table import Examples

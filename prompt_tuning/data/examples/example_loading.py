@@ -5,8 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from prompt_tuning.core.batch import value_columns
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.core.model_choices import WITH_VALUES
-from prompt_tuning.core.model_config import Architecture
+from prompt_tuning.core.model_choices import WITH_VALUES, Architecture
 from prompt_tuning.core.setting_hints import NUMBER, how_to_set
 from prompt_tuning.data import source_reading
 from prompt_tuning.data.examples.class_reader import (

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 from flax import serialization
 
-from prompt_tuning.checkpoints.formats.t5x_checkpoint import open_t5x
-from prompt_tuning.checkpoints.formats.t5x_writer import write_t5x_checkpoint
+from prompt_tuning.checkpoints.formats.t5x_checkpoint import (
+    open_t5x,
+    write_t5x_checkpoint,
+)
 from prompt_tuning.checkpoints.restore_plan import plan_restore
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.t5_config import t5_config

@@ -8,8 +8,8 @@ import pytest
 
 from prompt_tuning.checkpoints.run_store import checkpoint_files
 from prompt_tuning.checkpoints.run_store.checkpoint_selection import best_or_latest
+from prompt_tuning.checkpoints.run_store.checkpoint_state import measured, sealed
 from prompt_tuning.checkpoints.run_store.checkpoint_store import CheckpointStore
-from prompt_tuning.checkpoints.run_store.checksummed_json import measured, sealed
 from prompt_tuning.core.errors import InputError
 
 LEAF = "encoder/prompt/prompt"

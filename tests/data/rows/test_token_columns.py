@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.core.model_config import Architecture
+from prompt_tuning.core.model_choices import Architecture
 from prompt_tuning.data.batching.batch_plan import PlannedBatch
 from prompt_tuning.data.batching.batches import build_batch
 from prompt_tuning.data.examples.class_examples import ClassExamples
