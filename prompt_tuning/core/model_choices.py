@@ -120,9 +120,8 @@ def check_combinations(config: Any) -> None:
             "gates, sinks nor norms of heads, in a decoder-only model; other attention "
             "has no key_value_rank, query_rank and value_width"
         )
-    _check_mixers(config)
-    _check_full_attention(config)
-    _check_experts(config)
+    for check in (_check_mixers, _check_full_attention, _check_experts):
+        check(config)
 
 
 def _check_full_attention(config: Any) -> None:

@@ -121,12 +121,9 @@ class Placement:
 
         return self._by_parameter(tree, crop, lambda leaf: leaf)
 
-    def crop(self, tree: Tree) -> Tree:
-        """Removes the padding of `pad`, outside `jax.jit`."""
-        return self._crop(tree)
-
     @functools.cached_property
-    def _crop(self) -> Any:
+    def crop(self) -> Callable[[Any], Any]:
+        """Removes the padding of `pad`, outside `jax.jit`."""
         return jax.jit(self.unpad)
 
     def _pad_leaf(self, path: str, leaf: jax.Array) -> jax.Array:
@@ -159,23 +156,17 @@ class Placement:
             lambda leaf: constrain(leaf, self.layout.replicated),
         )
 
-    def replicate(self, tree: Tree) -> Tree:
-        """Gathers a tree's arrays on every device and removes their padding."""
-        return self._gather(tree)
-
     @functools.cached_property
-    def _gather(self) -> Any:
+    def replicate(self) -> Callable[[Any], Any]:
+        """Gathers a tree's arrays on every device and removes their padding."""
         return jax.jit(self.unpad, out_shardings=self.layout.replicated)
 
-    def largest_magnitudes(self, tree: Tree) -> Tree:
+    @functools.cached_property
+    def largest_magnitudes(self) -> Callable[[Any], Any]:
         """Computes the largest absolute value of each array, on every device.
 
         The devices exchange only these numbers.
         """
-        return self._reduce(tree)
-
-    @functools.cached_property
-    def _reduce(self) -> Any:
         return jax.jit(largest_magnitudes, out_shardings=self.layout.replicated)
 
     def to_host(self, array: jax.Array) -> np.ndarray:

@@ -15,7 +15,6 @@ from prompt_tuning.sharding import collectives, parameter_gathering
 from prompt_tuning.sharding.mesh_layout import MeshLayout
 
 Tree = TypeVar("Tree")
-Gradient = tuple[Parameters, Tree]
 
 LARGEST_JOINED = 2**20
 """Maximum size of a gradient array that shares one all-reduce with others."""
@@ -55,16 +54,16 @@ def map_rows(
     return run
 
 
-def gradient_and_sums(
+def gradient_on_shards(
     layout: MeshLayout,
     graph: nnx.GraphDef,
-    function: Callable[..., Gradient],
+    function: Callable[..., tuple[Parameters, Any, Any]],
     trained: Parameters,
     frozen: Parameters,
-    batch: Any,
-    *replicated: Any,
-) -> Gradient:
-    """Computes the gradient and sums over all rows, each device from its own rows.
+    rows: Sequence[Any],
+    replicated: Sequence[Any] = (),
+) -> tuple[Parameters, Any, Any]:
+    """Computes the gradient over all rows, each device from its own rows.
 
     The devices' gradients and sums are all-reduced once, at the end; small arrays
     reduced over the same mesh axes share one all-reduce. The gradient of a fully
@@ -73,75 +72,17 @@ def gradient_and_sums(
     Args:
       layout: the model's layout on the mesh.
       graph: the model's structure.
-      function: takes trained and frozen parameters, a device's rows and `replicated`;
-        returns the gradient of the trained parameters and a tree of float32 sums.
+      function: takes trained and frozen parameters, a device's part of each of `rows`,
+        and `replicated`; returns the gradient of the trained parameters, a tree of
+        float32 sums, and a tree of arrays with rows in the batch's row dimension.
       trained: parameters to differentiate.
       frozen: all other parameters.
-      batch: arrays with rows first, or second after micro-batches.
+      rows: the batch, with rows first, or second after micro-batches; then more trees
+        of such arrays.
       replicated: trees that every device has in full.
-    """
 
-    def run(*arguments: Any) -> tuple[Parameters, Any, Any]:
-        return *function(*arguments), ()
-
-    gradient, sums, _ = _run_on_shards(
-        layout, graph, run, trained, frozen, [batch], replicated
-    )
-    return gradient, sums
-
-
-def gradient_and_rows(
-    layout: MeshLayout,
-    graph: nnx.GraphDef,
-    function: Callable[..., Gradient],
-    trained: Parameters,
-    frozen: Parameters,
-    batch: Any,
-    row_arrays: Any,
-    *replicated: Any,
-) -> Gradient:
-    """Computes the gradient over all rows, and arrays with rows.
-
-    Like `gradient_and_sums`, but instead of sums the second result has arrays that stay
-    sharded by row.
-
-    Args:
-      layout: the model's layout on the mesh.
-      graph: the model's structure.
-      function: takes trained and frozen parameters, a device's rows, the same rows of
-        `row_arrays`, and `replicated`; returns the gradient of the trained parameters
-        and a tree of arrays with rows in the batch's row dimension.
-      trained: parameters to differentiate.
-      frozen: all other parameters.
-      batch: arrays with rows first, or second after micro-batches.
-      row_arrays: a tree of more such arrays.
-      replicated: trees that every device has in full.
-    """
-
-    def run(*arguments: Any) -> tuple[Parameters, Any, Any]:
-        gradient, outputs = function(*arguments)
-        return gradient, (), outputs
-
-    rows = [batch, row_arrays]
-    gradient, _, outputs = _run_on_shards(
-        layout, graph, run, trained, frozen, rows, replicated
-    )
-    return gradient, outputs
-
-
-def _run_on_shards(
-    layout: MeshLayout,
-    graph: nnx.GraphDef,
-    function: Callable[..., tuple[Parameters, Any, Any]],
-    trained: Parameters,
-    frozen: Parameters,
-    rows: Sequence[Any],
-    replicated: Sequence[Any],
-) -> tuple[Parameters, Any, Any]:
-    """Computes an all-reduced gradient, all-reduced sums, and arrays with rows.
-
-    `function` returns one device's results; `rows` are the batch and other trees with
-    rows in the same dimension. The rest is as for `gradient_and_rows`.
+    Returns:
+      the gradient, the sums, and the arrays, which stay sharded by row.
     """
     axes = logical_axes(merge(graph, trained | frozen))
     batch = rows[0]

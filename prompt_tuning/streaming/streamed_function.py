@@ -79,13 +79,10 @@ class StreamedFunction:
             program.input_values(trained, frozen, arguments)
             for arguments in micro_batches
         ]
+        saved = not self.checkpoint_activation
         with jax.profiler.TraceAnnotation("forward"):
-            by_loop = program.forward(
-                values,
-                self.reader,
-                keep=True,
-                checkpoint_activation=self.checkpoint_activation,
-            )
+            kept = "activations" if saved else "inputs"
+            by_loop = program.forward(values, self.reader, kept)
         started = [
             program.start_backward(own_values, seeds)
             for own_values, seeds in zip(values, output_gradients, strict=True)
@@ -93,13 +90,7 @@ class StreamedFunction:
         results = [result for result, _ in started]
         cotangents = [own_cotangents for _, own_cotangents in started]
         with jax.profiler.TraceAnnotation("backward"):
-            program.backward(
-                values,
-                cotangents,
-                by_loop,
-                self.reader,
-                checkpoint_activation=self.checkpoint_activation,
-            )
+            program.backward(values, cotangents, by_loop, self.reader, saved=saved)
         return program.gradient(trained, cotangents), results
 
     def _program(

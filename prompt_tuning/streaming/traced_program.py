@@ -92,32 +92,29 @@ class TracedProgram:
         self,
         micro_batches: Sequence[VariableValues],
         reader: LayerReader,
-        *,
-        keep: bool = False,
-        checkpoint_activation: bool = True,
+        kept: Kept = "nothing",
     ) -> list[KeptByLayer]:
         """Runs micro-batches up to the last segment.
 
         Args:
           micro_batches: values of each micro-batch; new values are added.
           reader: brings the layers to the device.
-          keep: whether to keep the layers' inputs for `backward`.
-          checkpoint_activation: whether to keep only the inputs, in host memory,
-            instead of all activations, on the device.
+          kept: which values of layers that have a gradient are kept for `backward`:
+            their inputs, in host memory, or all activations, on the device.
 
         Returns:
-          what is kept for the layers of each loop; empty without `keep`.
+          what is kept for the layers of each loop.
         """
         by_loop = []
         for segment, loop in self._stages:
             for values in micro_batches:
                 outputs = segment.forward(streamed_loops.select(values, segment.inputs))
                 values |= zip(segment.outputs, outputs, strict=True)
-            kept: Kept = "nothing"
-            if keep and any(loop.differentiated):
-                kept = "inputs" if checkpoint_activation else "activations"
+            kept_of_loop = kept if any(loop.differentiated) else "nothing"
             by_loop.append(
-                streamed_loops.run_loop_forward(loop, micro_batches, reader, kept)
+                streamed_loops.run_loop_forward(
+                    loop, micro_batches, reader, kept_of_loop
+                )
             )
         return by_loop
 
@@ -168,7 +165,7 @@ class TracedProgram:
         by_loop: Sequence[KeptByLayer],
         reader: LayerReader,
         *,
-        checkpoint_activation: bool = True,
+        saved: bool,
     ) -> None:
         """Propagates cotangents back to the inputs; intermediate ones are consumed.
 
@@ -177,19 +174,14 @@ class TracedProgram:
           cotangents: cotangents of each micro-batch, from `start_backward`.
           by_loop: the result of `forward`, which is consumed.
           reader: brings the layers to the device.
-          checkpoint_activation: as in `forward`.
+          saved: whether `forward` kept activations instead of inputs.
         """
         for (segment, loop), inputs in zip(
             self._stages[::-1], by_loop[::-1], strict=True
         ):
             if any(loop.differentiated):
                 streamed_loops.run_loop_backward(
-                    loop,
-                    micro_batches,
-                    cotangents,
-                    inputs,
-                    reader,
-                    saved=not checkpoint_activation,
+                    loop, micro_batches, cotangents, inputs, reader, saved=saved
                 )
             for values, own_cotangents in zip(micro_batches, cotangents, strict=True):
                 seeds = streamed_loops.pop(own_cotangents, segment.targets)

@@ -15,7 +15,7 @@ from prompt_tuning.losses.token_objective import NATS_PER_WEIGHT
 from prompt_tuning.models.language_model import Prefix
 from prompt_tuning.models.scoring import loss_sums, merge_model
 from prompt_tuning.sharding.mesh_layout import MeshLayout
-from prompt_tuning.sharding.shard_map import gradient_and_sums
+from prompt_tuning.sharding.shard_map import gradient_on_shards
 
 Outputs = TypeVar("Outputs")
 """A tree of floating-point arrays; output gradients have the same structure."""
@@ -89,15 +89,17 @@ def objective_gradient(
         sum_gradients = MeasuredSums(*sum_gradients, measured)
 
     def run(trained, frozen, batch, key, sum_gradients):
-        return value_and_gradient(
+        return *value_and_gradient(
             graph, outputs, sum_gradients, trained, frozen, batch, key
-        )
+        ), ()
 
-    arguments = (trained, frozen, batch, key, sum_gradients)
     if layout is None:
-        gradient, sums = run(*arguments)
+        gradient, sums, _ = run(trained, frozen, batch, key, sum_gradients)
     else:
-        gradient, sums = gradient_and_sums(layout, graph, run, *arguments)
+        whole = key, sum_gradients
+        gradient, sums, _ = gradient_on_shards(
+            layout, graph, run, trained, frozen, [batch], whole
+        )
     return gradient, jax.tree.map(jnp.sum, sums)
 
 

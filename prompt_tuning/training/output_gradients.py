@@ -26,7 +26,7 @@ from prompt_tuning.losses.objective import scatter_to_targets
 from prompt_tuning.losses.policy_gradient import advantage_weights
 from prompt_tuning.models.language_model import LanguageModel, Prefix
 from prompt_tuning.sharding.array_placement import Placement
-from prompt_tuning.sharding.shard_map import gradient_and_rows
+from prompt_tuning.sharding.shard_map import gradient_on_shards
 from prompt_tuning.streaming.layered_weights import LayeredWeight
 from prompt_tuning.streaming.streamed_function import StreamedFunction
 from prompt_tuning.training.gradients import value_and_gradient
@@ -265,15 +265,16 @@ class OutputStep:
         on_device = OutputStep(self.graph, row_outputs)
 
         def run(trained, frozen, batch, gradients, key):
-            return value_and_gradient(
+            gradient, outputs = value_and_gradient(
                 self.graph, on_device.outputs, gradients, trained, frozen, batch, key
             )
+            return gradient, (), outputs
 
         # What remains in `gradients` belongs to outputs without rows.
         row_gradients = {name: gradients.pop(name) for name in row_outputs}
-        layout = self.placement.layout
-        gradient, outputs = gradient_and_rows(
-            layout, self.graph, run, trained, frozen, batch, row_gradients, key
+        layout, rows = self.placement.layout, [batch, row_gradients]
+        gradient, _, outputs = gradient_on_shards(
+            layout, self.graph, run, trained, frozen, rows, [key]
         )
         # Computed from the global arrays, like the penalty in `gradients`.
         numbers, pull_back = jax.vjp(

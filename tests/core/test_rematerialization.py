@@ -301,11 +301,15 @@ def gathered_bytes(family: str, how: Rematerialization) -> tuple[int, int]:
 
     def on_device(trained, frozen, batch):
         weights = LossSums(jnp.ones(()), zeros, zeros)
-        return value_and_gradient(graph, outputs, weights, trained, frozen, batch, None)
+        return *value_and_gradient(
+            graph, outputs, weights, trained, frozen, batch, None
+        ), ()
 
     batch = dummies.make_batch(config, dummies.random_rows([(4, 3)] * 8))
     compute = jax.jit(
-        lambda t, f, b: shard_map.gradient_and_sums(layout, graph, on_device, t, f, b)
+        lambda t, f, b: shard_map.gradient_on_shards(
+            layout, graph, on_device, t, f, [b]
+        )
     )
     compiled = compute.lower(trained, frozen, placement.put_batch(batch)).compile()
     memory = cast(Any, compiled.memory_analysis())
