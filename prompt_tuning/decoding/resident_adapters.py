@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 from flax import nnx
 
+from prompt_tuning.core.adapted_rows import NEVER, first_active
 from prompt_tuning.core.block_arrays import Blocks, view_blocks
 from prompt_tuning.core.errors import InputError, shown
-from prompt_tuning.core.invocations import NEVER, first_active
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import Parameters, merge
 from prompt_tuning.decoding.adapter_table import (

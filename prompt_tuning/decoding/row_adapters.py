@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from prompt_tuning.core.invocations import any_inactive, where_active
+from prompt_tuning.core.adapted_rows import any_inactive, where_active
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.losses.output_head import soft_capped
 from prompt_tuning.prompts.projection_adapters import (

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Bool, Float, UInt32
 
-from prompt_tuning.core.invocations import NEVER, first_active
+from prompt_tuning.core.adapted_rows import NEVER, first_active
 from prompt_tuning.decoding.adapter_table import PromptPages, ResidentAdapter
 from prompt_tuning.decoding.detokenizer import Detokenizer, NewText
 from prompt_tuning.decoding.given_scores import GivenScores

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int, Key
 
-from prompt_tuning.core.branch_dropout import branch_draws
+from prompt_tuning.core.adapted_rows import branch_draws
 from prompt_tuning.core.dropout import DropoutIndex
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.layer_kinds import ATTENTION as SELF_ATTENTION

@@ -19,7 +19,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from prompt_tuning.core.branch_dropout import branch_draws
+from prompt_tuning.core.adapted_rows import branch_draws
 from prompt_tuning.core.dropout import DropoutIndex, dropout
 from prompt_tuning.core.intermediates import ATTENTION_WEIGHTS, is_requested, record
 from prompt_tuning.core.layer_kinds import (

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from prompt_tuning.core import masks
+from prompt_tuning.core.adapted_rows import invoked_positions
 from prompt_tuning.core.batch import Batch, LabelBatch
-from prompt_tuning.core.invocations import invoked_positions
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import named_key, optional_key
 from prompt_tuning.models.cache import Cache

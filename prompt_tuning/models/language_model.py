@@ -9,8 +9,8 @@ from flax import nnx
 from jaxtyping import Array, Float, Int, Key
 
 from prompt_tuning.core import masks
+from prompt_tuning.core.adapted_rows import invoked_positions
 from prompt_tuning.core.batch import Batch, LabelBatch
-from prompt_tuning.core.invocations import invoked_positions
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import named_key
 from prompt_tuning.core.quantization.tables import QuantizedTable, Table

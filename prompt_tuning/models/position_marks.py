@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
-from prompt_tuning.core.invocations import active_positions
-from prompt_tuning.core.real_positions import real_positions
+from prompt_tuning.core.adapted_rows import active_positions, real_positions
 from prompt_tuning.models.streams import Context, Stream
 
 

@@ -16,9 +16,9 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Float32, Key
 
+from prompt_tuning.core.adapted_rows import marked_positions
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import Parameters
-from prompt_tuning.core.real_positions import marked_positions
 from prompt_tuning.prompts.dora import LORA_A
 from prompt_tuning.prompts.low_rank import EVA, LowRank
 from prompt_tuning.prompts.low_rank_adapters import LoRA

@@ -12,8 +12,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Float32, Key
 
 from prompt_tuning.adapters.adapter import LORA
-from prompt_tuning.core.branch_dropout import branch_dropout
-from prompt_tuning.core.invocations import where_active
+from prompt_tuning.core.adapted_rows import branch_dropout, where_active
 from prompt_tuning.prompts.dora import magnitude_factors, output_norms
 from prompt_tuning.prompts.projection_adapters import (
     ExportedAdapter,

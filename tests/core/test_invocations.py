@@ -1,7 +1,7 @@
 import jax.numpy as jnp
 import numpy as np
 
-from prompt_tuning.core.invocations import NEVER, first_active, invoked_positions
+from prompt_tuning.core.adapted_rows import NEVER, first_active, invoked_positions
 
 
 def test_an_adapter_acts_from_its_last_invocation_on():

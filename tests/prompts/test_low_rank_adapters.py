@@ -11,7 +11,7 @@ import pytest
 
 from prompt_tuning.adapters.peft.peft_conversion import from_peft, to_peft
 from prompt_tuning.adapters.peft.peft_settings import scaling_of
-from prompt_tuning.core.branch_dropout import branch_draws, branch_dropout
+from prompt_tuning.core.adapted_rows import branch_draws, branch_dropout
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import merge, split
 from prompt_tuning.families.hf_folder import read_config
