@@ -52,16 +52,16 @@ def published_readers(
     recipe, stored = experts_apart(path, recipe, stored)
     kernel = PublishedKernel(path, shape, recipe, stored, store)
     yield path, turned(kernel.read)
-    yield stores.scale_path(path), turned(kernel.read_scales)
-    if stores.zero_path(path) in abstract:
-        yield stores.zero_path(path), turned(kernel.read_zeros)
-    if stores.order_path(path) in abstract:
-        yield stores.order_path(path), turned(kernel.read_order)
-    if stores.codebook_path(path) in abstract:
-        yield stores.codebook_path(path), turned(kernel.read_codebooks)
-    if stores.nested_path(path) in abstract:
-        yield stores.nested_path(path), kernel.read_nested
-        yield stores.nested_codebook_path(path), kernel.read_nested_codebooks
+    yield stores.part_path(path, "scale"), turned(kernel.read_scales)
+    if stores.part_path(path, "zero") in abstract:
+        yield stores.part_path(path, "zero"), turned(kernel.read_zeros)
+    if stores.part_path(path, "order") in abstract:
+        yield stores.part_path(path, "order"), turned(kernel.read_order)
+    if stores.part_path(path, "codebook") in abstract:
+        yield stores.part_path(path, "codebook"), turned(kernel.read_codebooks)
+    if stores.part_path(path, "nested") in abstract:
+        yield stores.part_path(path, "nested"), kernel.read_nested
+        yield stores.part_path(path, "nested_codebook"), kernel.read_nested_codebooks
 
 
 def _oriented(
@@ -111,8 +111,8 @@ def readers(
     shape, recipe, turned = _oriented(path, abstract, recipe)
     recipe, stored = experts_apart(path, recipe, stored)
     if stores.is_packed(leaf):
-        codebook = stores.codebook_path(path)
-        groups = abstract[stores.scale_path(path)].shape[
+        codebook = stores.part_path(path, "codebook")
+        groups = abstract[stores.part_path(path, "scale")].shape[
             -1 if path in stores.TABLES else -2
         ]
         packed = PackedKernel(
@@ -124,13 +124,13 @@ def readers(
             group=shape[-2] // groups,
         )
         yield path, turned(packed.read)
-        yield stores.scale_path(path), turned(packed.read_scales)
+        yield stores.part_path(path, "scale"), turned(packed.read_scales)
         if packed.codebook is not None:
             yield codebook, turned(packed.read_codebooks)
     else:
         kernel = QuantizedKernel(path, shape, recipe, stored)
         yield path, turned(kernel.read)
-        yield stores.scale_path(path), turned(kernel.read_scales)
+        yield stores.part_path(path, "scale"), turned(kernel.read_scales)
 
 
 def _aligned(array: np.ndarray) -> np.ndarray:

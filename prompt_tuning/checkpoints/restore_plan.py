@@ -34,10 +34,10 @@ from prompt_tuning.core.quantization.stores import (
     PARTS,
     UNQUANTIZED,
     Store,
-    codebook_path,
     describes_kernel,
     is_packed,
     is_quantized,
+    part_path,
     weight_shape,
 )
 from prompt_tuning.core.setting_hints import how_to_set
@@ -171,7 +171,7 @@ class RestorePlan:
             return self.stores[path].name
         if not is_packed(self.abstract[path]):
             return INT8
-        return NF4 if codebook_path(path) in self.abstract else INT4
+        return NF4 if part_path(path, "codebook") in self.abstract else INT4
 
     def _widened_rows(self) -> list[str]:
         """Counts quantized tensors that are stored as floats."""
@@ -281,7 +281,7 @@ def _derived(abstract: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, str]:
         derived_path: path
         for path in _quantized(abstract)
         for part in PARTS
-        if (derived_path := part(path)) in abstract
+        if (derived_path := part_path(path, part)) in abstract
     }
 
 

@@ -9,11 +9,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float32
 
-from prompt_tuning.core.quantization.stores import (
-    nested_codebook_path,
-    nested_path,
-    scale_path,
-)
+from prompt_tuning.core.quantization.stores import part_path
 from prompt_tuning.models.host_memory import is_on_host
 from prompt_tuning.sharding.array_placement import Placement
 from prompt_tuning.streaming.layered_weights import LayeredWeight
@@ -48,16 +44,17 @@ def fingerprint(
             values = placement.to_host(values)
         return np.asarray(values)
 
-    kernels = [path for path in frozen if nested_path(path) in frozen]
-    nested = {scale_path(path): path for path in kernels}
-    left_out = {of(p) for p in kernels for of in (nested_path, nested_codebook_path)}
+    kernels = [path for path in frozen if part_path(path, "nested") in frozen]
+    nested = {part_path(path, "scale"): path for path in kernels}
+    left_out = {part_path(path, "nested") for path in kernels}
+    left_out |= {part_path(path, "nested_codebook") for path in kernels}
     for path in sorted(frozen.keys() - left_out):
         shape = tuple(shapes[path].shape)
         size = math.prod(shape)
         positions = np.linspace(0, size - 1, min(samples, size)).astype(int)
         index = np.unravel_index(positions, shape) if size else ()
         if path in nested:
-            blocks = shapes[nested_path(nested[path])].shape[-2]
+            blocks = shapes[part_path(nested[path], "nested")].shape[-2]
             values = _scales(nested[path], index, shape[-2] // blocks, read)
         else:
             values = read(path, index)
@@ -71,8 +68,8 @@ def _scales(
 ) -> Float32[np.ndarray, "_"]:
     """Returns a kernel's scales that are stored as codes, in blocks of `n`."""
     *lead, group, column = index
-    table = nested_codebook_path(kernel)
-    codes = read(scale_path(kernel), index).astype(int)
-    largest = read(nested_path(kernel), (*lead, group // n, column))
+    table = part_path(kernel, "nested_codebook")
+    codes = read(part_path(kernel, "scale"), index).astype(int)
+    largest = read(part_path(kernel, "nested"), (*lead, group // n, column))
     offset = read(table, (*lead, np.full_like(group, 256)))  # behind the values
     return read(table, (*lead, codes)) * largest + offset

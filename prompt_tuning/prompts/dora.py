@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Float32
 
 from prompt_tuning.core.parameters import stored_kernel
 from prompt_tuning.core.quantization.product import StoredKernel, as_float32
-from prompt_tuning.core.quantization.stores import PARTS
+from prompt_tuning.core.quantization.stores import PARTS, part_path
 from prompt_tuning.sharding import collectives
 
 LORA_A, LORA_B = "/adapters/lora/a", "/adapters/lora/b"
@@ -57,7 +57,7 @@ def magnitude_factors(
 def stacked_kernel(parameters: Mapping[str, Array], path: str) -> StoredKernel:
     """Returns a projection's kernel for all blocks, as `as_float32` takes it."""
     kernel = f"{path}/kernel"
-    parts = [parameters.get(part(kernel)) for part in PARTS]
+    parts = [parameters.get(part_path(kernel, part)) for part in PARTS]
     return stored_kernel(parameters[kernel], *parts)
 
 

@@ -21,13 +21,7 @@ from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import stored_kernel
 from prompt_tuning.core.quantization.nibbles import NORMAL_FLOAT, pack
 from prompt_tuning.core.quantization.product import as_float32, multiply
-from prompt_tuning.core.quantization.stores import (
-    PARTS,
-    codebook_path,
-    order_path,
-    scale_path,
-    zero_path,
-)
+from prompt_tuning.core.quantization.stores import PARTS, part_path
 from prompt_tuning.core.quantization.tables import wide_table
 from prompt_tuning.decoding.decoding_engine import DecodingEngine
 from prompt_tuning.decoding.request import Request
@@ -117,7 +111,7 @@ def test_kernels_stand_for_the_published_weights(kind, folders):
     for path in held.plan.quantized:
         names = held.plan.restored[path].sources
         wide = np.stack([stored[name].read().T for name in names])
-        parts = [parameters.get(part(path)) for part in PARTS]
+        parts = [parameters.get(part_path(path, part)) for part in PARTS]
         meant = jax.vmap(as_float32)(*stored_kernel(parameters[path], *parts))
         rounding = 1e-6 if kind == "nf4 nested" else 0
         np.testing.assert_allclose(meant, wide, rtol=rounding)
@@ -292,7 +286,7 @@ def test_the_size_of_groups_is_chosen_where_it_divides_the_inputs(base):
     for path, size in {DOWN: 64, DOWN.replace("down", "up"): 128}.items():
         kernel, scale = pack(wide[path], None, size)
         np.testing.assert_array_equal(held[path], kernel)
-        np.testing.assert_array_equal(held[scale_path(path)], scale)
+        np.testing.assert_array_equal(held[part_path(path, "scale")], scale)
 
 
 def test_nothing_is_merged_into_quantized_weights(folders, tmp_path):
@@ -324,8 +318,8 @@ def test_fused_projections_are_divided_by_output(folders):
     whole = opened(folders["gptq"]).plan.restore()
     for read, path in (
         (kernel.read, DOWN),
-        (kernel.read_scales, scale_path(DOWN)),
-        (kernel.read_zeros, zero_path(DOWN)),
+        (kernel.read_scales, part_path(DOWN, "scale")),
+        (kernel.read_zeros, part_path(DOWN, "zero")),
     ):
         part = (slice(0, 2), slice(1, 5), slice(3, 20))
         (array,) = read([part])
@@ -340,8 +334,9 @@ def test_inputs_in_another_order_than_their_groups_are_reordered(folder):
     held = opened(model)
     assert str(held.plan.stores[DOWN]).endswith("with zero points, reordered")
     parameters = held.plan.restore()
-    others = [parameters.get(p(DOWN)) for p in (scale_path, codebook_path, zero_path)]
-    order = parameters[order_path(DOWN)]
+    names = ("scale", "codebook", "zero")
+    others = [parameters.get(part_path(DOWN, name)) for name in names]
+    order = parameters[part_path(DOWN, "order")]
     np.testing.assert_array_equal(order[0], np.arange(192))
     meant = jax.vmap(cast(Any, as_float32))(parameters[DOWN], *others, order)
     wide = held.plan.stored[f"{NAME}weight"].read().T

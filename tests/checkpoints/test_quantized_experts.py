@@ -19,11 +19,8 @@ from prompt_tuning.core.quantization.product import as_float32
 from prompt_tuning.core.quantization.stores import (
     DTYPES,
     EXPERT_KERNELS,
-    codebook_path,
-    order_path,
-    scale_path,
+    part_path,
     weight_shape,
-    zero_path,
 )
 from prompt_tuning.models import experts
 from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
@@ -96,8 +93,8 @@ def test_experts_stand_for_the_published_weights(kind, folders):
     parameters, wide = plan.restore(), opened(folders[kind], WIDE).plan.restore()
     for path in EXPERTS:
         assert str(plan.stores[path]) == STORES[kind]
-        parts = (scale_path, codebook_path, zero_path, order_path)
-        others = [parameters.get(part(path)) for part in parts]
+        parts = ("scale", "codebook", "zero", "order")
+        others = [parameters.get(part_path(path, part)) for part in parts]
         meant = jax.vmap(jax.vmap(cast(Any, as_float32)))(parameters[path], *others)
         np.testing.assert_array_equal(meant, wide[path])
     assert "widened" not in plan.report()
@@ -112,7 +109,7 @@ def test_layers_and_shards_equal_the_whole(folders):
     mesh = MeshShape(data=2, fsdp=2, tensor=2)
     sharded = opened(folder, mesh=mesh).read_parameters()
     for path in EXPERTS:
-        for part in (path, scale_path(path), codebook_path(path)):
+        for part in (path, part_path(path, "scale"), part_path(path, "codebook")):
             np.testing.assert_array_equal(streamed[part].read(1), whole[part][1])
             for shard in sharded[part].addressable_shards:
                 np.testing.assert_array_equal(shard.data, whole[part][shard.index])
@@ -131,7 +128,7 @@ def test_experts_are_packed_when_they_are_read(kind, group, folders):
     for path in EXPERTS:
         kernel, scale = pack(wide[path], NORMAL_FLOAT, group)
         np.testing.assert_array_equal(packed[path], kernel)
-        np.testing.assert_array_equal(packed[scale_path(path)], scale)
+        np.testing.assert_array_equal(packed[part_path(path, "scale")], scale)
     assert packed["decoder/layers/mlp/router/kernel"].dtype.name == "bfloat16"
 
 

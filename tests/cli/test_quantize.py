@@ -16,7 +16,7 @@ from prompt_tuning.checkpoints.quantized.nested_scales import (
     NestedScales,
 )
 from prompt_tuning.cli.main import main
-from prompt_tuning.core.quantization.stores import codebook_path, scale_path
+from prompt_tuning.core.quantization.stores import part_path
 from tests.checkpoints.test_published_stores import CONFIG, DOWN, opened
 from tests.support import dummies
 from tests.support.adapters import batch_of, our_logits
@@ -64,7 +64,7 @@ def test_nf4_is_read_as_the_weights_that_are_rounded_on_reading(base, tmp_path, 
     assert str(held.stores[DOWN]) == "nf4 in groups of 64"
     restored = held.restore()
     for path in held.quantized:
-        for part in (path, scale_path(path), codebook_path(path)):
+        for part in (path, part_path(path, "scale"), part_path(path, "codebook")):
             np.testing.assert_array_equal(restored[part], rounded[part])
     # All other tensors and files are the same.
     files = {path.name for path in base.iterdir()}

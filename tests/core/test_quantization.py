@@ -27,9 +27,8 @@ from prompt_tuning.core.quantization.stores import (
     NF4,
     STORES,
     Store,
-    codebook_path,
     is_quantized,
-    scale_path,
+    part_path,
     weight_shape,
 )
 from prompt_tuning.models.build import build_model
@@ -170,14 +169,14 @@ def quantized(parameters: Parameters, store: str) -> tuple[Parameters, Parameter
             meant[path] = held[path].astype(jnp.float32)
         elif store == INT8:
             scale = channel_scale(leaf)
-            held[path], held[scale_path(path)] = quantize(leaf, scale), scale
+            held[path], held[part_path(path, "scale")] = quantize(leaf, scale), scale
             meant[path] = held[path].astype(np.float32) * scale[:, None]
         else:
             codebook = NORMAL_FLOAT if store == NF4 else None
-            held[path], held[scale_path(path)] = pack(leaf, codebook)
-            meant[path] = unpacked(held[path], held[scale_path(path)], codebook)
+            held[path], held[part_path(path, "scale")] = pack(leaf, codebook)
+            meant[path] = unpacked(held[path], held[part_path(path, "scale")], codebook)
             if codebook is not None:
-                held[codebook_path(path)] = np.stack([codebook] * len(leaf))
+                held[part_path(path, "codebook")] = np.stack([codebook] * len(leaf))
     return held, meant
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from prompt_tuning.checkpoints.stored_tensors import StoredTensor
 from prompt_tuning.core.array_slices import clipped
-from prompt_tuning.core.quantization.stores import scale_path
+from prompt_tuning.core.quantization.stores import part_path
 from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
 from prompt_tuning.settings.mesh_shape import MeshShape
 from prompt_tuning.settings.pretrained import Pretrained
@@ -136,7 +136,9 @@ def test_int8_shards_equal_slices_of_the_whole_kernel(name, mesh, bytes_read):
     bytes_read.count = 0
     parameters = model.read_parameters()
     assert set(parameters) == set(restored)
-    assert {scale_path(path) for path in model.plan.quantized} <= set(parameters)
+    assert {part_path(path, "scale") for path in model.plan.quantized} <= set(
+        parameters
+    )
     for path, array in parameters.items():
         assert_equal_and_padded(array, restored[path])
     weights = set(parameters) - model.plan.derived

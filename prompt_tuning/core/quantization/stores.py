@@ -28,7 +28,7 @@ Embedding tables and heads `[V, D]` (`TABLES`) are stored as the transpose of a 
 """
 
 import dataclasses
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, get_args, runtime_checkable
 
 if TYPE_CHECKING:  # the help of the command reads the names
     import numpy as np
@@ -117,45 +117,14 @@ def is_kernel(path: str) -> bool:
     return path.rpartition("/")[2] in ("kernel", *EXPERT_KERNELS)
 
 
-def scale_path(path: str) -> str:
-    """Returns the path of a quantized kernel's scales."""
-    return f"{path}_scale"
+Part = Literal["scale", "codebook", "zero", "order", "nested", "nested_codebook"]
+PARTS: tuple[Part, ...] = get_args(Part)
+"""What may be next to a kernel, in the order of `KernelParameters`."""
 
 
-def zero_path(path: str) -> str:
-    """Returns the path of a quantized kernel's zero points."""
-    return f"{path}_zero"
-
-
-def nested_path(path: str) -> str:
-    """Returns the path of the scales of a kernel's scales."""
-    return f"{path}_nested"
-
-
-def nested_codebook_path(path: str) -> str:
-    """Returns the path of the table of a kernel's scales."""
-    return f"{path}_nested_codebook"
-
-
-def order_path(path: str) -> str:
-    """Returns the path of the order of a kernel's inputs."""
-    return f"{path}_order"
-
-
-def codebook_path(path: str) -> str:
-    """Returns the path of a kernel's table of values."""
-    return f"{path}_codebook"
-
-
-PARTS = (
-    scale_path,
-    codebook_path,
-    zero_path,
-    order_path,
-    nested_path,
-    nested_codebook_path,
-)
-"""Paths of what may be next to a kernel, in the order of `KernelParameters`."""
+def part_path(path: str, part: Part) -> str:
+    """Returns the path of an array next to a kernel, e.g. `kernel_scale`."""
+    return f"{path}_{part}"
 
 
 def describes_kernel(path: str) -> bool:

@@ -16,11 +16,10 @@ from jaxtyping import Array, Float, Float32, Int
 
 from prompt_tuning.core.quantization.nibbles import LARGEST_CODE, values_of_codes
 from prompt_tuning.core.quantization.stores import (
-    codebook_path,
+    Part,
     is_packed,
     is_quantized,
-    scale_path,
-    zero_path,
+    part_path,
 )
 
 
@@ -95,7 +94,8 @@ def table_at(parameters: Mapping[str, Any], path: str) -> Table:
     table = jnp.asarray(parameters[path])
     if not is_quantized(table):
         return table
-    parts = (parameters.get(of(path)) for of in (scale_path, codebook_path, zero_path))
+    names: tuple[Part, ...] = ("scale", "codebook", "zero")
+    parts = (parameters.get(part_path(path, name)) for name in names)
     scale, codebook, zero = (x if x is None else jnp.asarray(x) for x in parts)
     assert scale is not None  # as every quantized array has
     return QuantizedTable(table, scale, codebook, zero)
