@@ -116,7 +116,7 @@ def test_the_largest_magnitudes_are_reduced_over_all_shards():
     assert float(actual[TABLE]) == 40.0
     # Only one device has the NaN, which compares as smaller than other numbers.
     assert np.isposinf(actual[KERNEL])
-    program = where._reduce.lower(state).compile().as_text()
+    program = where.largest_magnitudes.lower(state).compile().as_text()
     assert "all-reduce" in program
     assert "all-gather" not in program
 
