@@ -130,7 +130,7 @@ def test_awq_interleaves_the_outputs():
         "m.qzeros": packed(zeros, 4, AWQ_ORDER),
         "m.scales": scales,
     }
-    weight = widened("awq", opened(arrays), bits=4, version="gemm")
+    weight = widened("awq", opened(arrays), bits=4, version="GEMM")
     wide = scales.astype(np.float32).repeat(64, 0)
     expected = ((codes - zeros.repeat(64, 0)) * wide).T
     np.testing.assert_array_equal(weight.read(), expected)
@@ -153,6 +153,43 @@ def test_float8_is_scaled_by_blocks_of_both_axes():
     np.testing.assert_array_equal(
         by_row.read(), weight.astype(np.float32) * scales[0, 0]
     )
+
+
+@pytest.mark.parametrize(
+    ("method", "scale", "activations", "settings"),
+    [
+        # Mistral's, e.g. Ministral 3; AutoFP8's; and ModelOpt's.
+        ("fp8", "weight_scale_inv", "activation_scale", {"weight_block_size": None}),
+        ("fp8", "weight_scale", "input_scale", {"activation_scheme": "static"}),
+        ("modelopt", "weight_scale", "input_scale", {"quant_algo": "FP8"}),
+    ],
+)
+@pytest.mark.parametrize("shape", [(), (1,)])
+def test_float8_is_scaled_by_one_number(method, scale, activations, settings, shape):
+    random = np.random.default_rng(0)
+    weight = random.standard_normal((200, 300)).astype(ml_dtypes.float8_e4m3fn)
+    number = np.full(shape, 0.75, np.float32)
+    arrays = {"m.weight": weight, f"m.{scale}": number, f"m.{activations}": number}
+    read = widened(method, opened(arrays), **settings)
+    expected = weight.astype(np.float32) * np.float32(0.75)
+    np.testing.assert_array_equal(read.read(), expected)
+    np.testing.assert_array_equal(read.read(PART), expected[PART])
+
+
+def test_nvfp4_of_modelopt_multiplies_its_two_scales():
+    """Compressed-tensors stores the reciprocal of the outer one."""
+    stored = read_header(FOLDER / "nvfp4.safetensors")
+    del stored["expected"]
+    expected = widened("compressed-tensors", stored, **groups(4)).read()
+    outer = 1 / stored["m.weight_global_scale"].read().reshape(())
+    single = {"m.weight_scale_2": outer, "m.input_scale": np.ones((), np.float32)}
+    renamed = {
+        "m.weight": stored["m.weight_packed"],
+        "m.weight_scale": stored["m.weight_scale"],
+        **opened(single),
+    }
+    weight = widened("modelopt", renamed, quant_algo="NVFP4")
+    np.testing.assert_allclose(weight.read(), expected, rtol=1e-6)
 
 
 def fixture(name: str) -> dict[str, np.ndarray]:
@@ -178,6 +215,12 @@ def fixture(name: str) -> dict[str, np.ndarray]:
             {},
             {"bits": 4, "version": "gemv"},
             "version = 'gemv', expected 'gemm'",
+        ),
+        (
+            "modelopt",
+            {"m.pre_quant_scale": np.ones(4, np.float32)},
+            {"quant_algo": "W4A8_AWQ"},
+            "m.pre_quant_scale, which scales the inputs",
         ),
         (
             "fp8",

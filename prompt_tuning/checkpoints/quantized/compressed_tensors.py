@@ -62,7 +62,8 @@ def read_compressed(
             refuse_both(stored, f"{module}weight", f"{module}weight_packed")
         with naming(f"{module}weight"):
             if "global_scale" in parts:
-                wide = _nvfp4(parts, scales)
+                factor = 1 / single_number(parts["global_scale"])
+                wide = nvfp4(parts["packed"], scales, factor)
             elif weight is not None:
                 wide = _grouped(weight, scales, *_plain(weight, parts))
             else:
@@ -150,9 +151,20 @@ def _packed(
     return _grouped(values, scales, zeros, bits)
 
 
-def _nvfp4(parts: Mapping[str, StoredTensor], scales: StoredTensor) -> StoredTensor:
-    """Returns weights in e2m1, with a float8 scale for every 16 in a row."""
-    packed = parts["packed"]
+def single_number(tensor: StoredTensor) -> float:
+    """Returns the number of a tensor that has only one."""
+    return float(tensor.read().reshape(-1)[0])
+
+
+def nvfp4(packed: StoredTensor, scales: StoredTensor, factor: float) -> StoredTensor:
+    """Returns weights in e2m1, `[out, in]`, with a float8 scale for every 16 in a row.
+
+    `packed [out, in / 2]` has the even inputs in the low bits; `factor` multiplies all
+    weights.
+
+    Raises:
+      InputError: for other types.
+    """
     rows, half = packed.shape
     if packed.dtype != np.uint8 or scales.dtype != ml_dtypes.float8_e4m3fn:
         raise InputError(
@@ -173,6 +185,6 @@ def _nvfp4(parts: Mapping[str, StoredTensor], scales: StoredTensor) -> StoredTen
         values,
         scales,
         (1, columns // max(scales.shape[1], 1)),
-        factor=1 / float(parts["global_scale"].read().reshape(-1)[0]),
+        factor=factor,
         encode=functools.partial(table_codes, FP4, codes, NUMBERS),
     )

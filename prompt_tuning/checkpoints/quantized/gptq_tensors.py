@@ -68,7 +68,7 @@ def read_awq(
     """
     if settings.integer("bits") != 4:
         settings.refuse("bits", "4")
-    if settings.text("version", "gemm") != "gemm":
+    if settings.text("version", "gemm").lower() != "gemm":
         settings.refuse("version", "'gemm'")
     result = dict(stored)
     for module, words, zeros, scales in _modules(stored, result):

@@ -8,6 +8,7 @@ from prompt_tuning.checkpoints.quantized import float8_tensors
 from prompt_tuning.checkpoints.quantized.bitsandbytes_tensors import read_bitsandbytes
 from prompt_tuning.checkpoints.quantized.compressed_tensors import read_compressed
 from prompt_tuning.checkpoints.quantized.gptq_tensors import read_awq, read_gptq
+from prompt_tuning.checkpoints.quantized.modelopt_tensors import read_modelopt
 from prompt_tuning.checkpoints.quantized.mxfp4 import read_mxfp4
 from prompt_tuning.checkpoints.stored_tensors import StoredTensor
 from prompt_tuning.core.typed_json import JsonObject, read_object
@@ -23,6 +24,7 @@ METHODS: Mapping[str, Reader] = {
     "fbgemm_fp8": float8_tensors.read_rows_of_float8,
     "fp8": float8_tensors.read_blocks_of_float8,
     "gptq": read_gptq,
+    "modelopt": read_modelopt,
     "mxfp4": read_mxfp4,
 }
 
