@@ -122,6 +122,30 @@ def test_gptq_subtracts_zero_points_by_group(bits, version):
     np.testing.assert_array_equal(weight.read(), plain.T)
 
 
+@pytest.mark.parametrize("zero_points", [False, True])
+@pytest.mark.parametrize("order", ["shuffled", "in order", "absent"])
+def test_groups_of_compressed_tensors_may_be_in_any_order(zero_points, order):
+    """Of `actorder: group`; integers have no sign, and -1 means groups in order."""
+    codes, zeros, scales = drawn(4)
+    zeros = zeros if zero_points else np.full_like(zeros, 8)
+    group = np.arange(192) // 64
+    if order == "shuffled":
+        group = np.random.default_rng(1).permutation(group)
+    expected = (codes - zeros[group]) * scales[group].astype(np.float32)
+    stored_group = np.full_like(group, -1) if order == "absent" else group
+    arrays = {
+        "m.weight_packed": packed(codes.T, 4),
+        "m.weight_shape": np.array([32, 192]),
+        "m.weight_scale": scales.T.copy(),
+        "m.weight_g_idx": stored_group.astype(np.int32),
+    }
+    if zero_points:
+        arrays["m.weight_zero_point"] = packed(zeros, 4).T.copy()
+    weight = widened("compressed-tensors", opened(arrays), **groups(4))
+    np.testing.assert_array_equal(weight.read(), expected.T)
+    np.testing.assert_array_equal(weight.read(PART), expected.T[PART])
+
+
 def test_awq_interleaves_the_outputs():
     """Outputs 0, 2, 4, 6, 1, 3, 5, 7 follow each other in a word."""
     codes, zeros, scales = drawn(4)

@@ -3,7 +3,8 @@
 `weight_scale` has one number for the tensor, for each row, or for each group of a row.
 Next to it is `weight` in int8 or float8, or `weight_packed [out, words]`: integers of
 four or eight bits, stored without a sign, with `weight_shape`; `weight_zero_point` has
-the integers that stand for 0, packed along the rows. NVFP4 packs two codes into a byte
+the integers that stand for 0, packed along the rows, and `weight_g_idx [in]` the group
+of each input, unless they are in order. NVFP4 packs two codes into a byte
 of `weight_packed`, and divides its float8 scales by `weight_global_scale`.
 """
 
@@ -15,6 +16,7 @@ import ml_dtypes
 import numpy as np
 
 from prompt_tuning.checkpoints.quantized.codes import integer_codes, table_codes
+from prompt_tuning.checkpoints.quantized.gptq_tensors import by_group
 from prompt_tuning.checkpoints.quantized.mxfp4 import NUMBERS
 from prompt_tuning.checkpoints.quantized.scaled_tensors import (
     as_matrix,
@@ -130,11 +132,6 @@ def _packed(
     words = parts["packed"]
     if "shape" not in parts:
         raise InputError(f"{words.source} has packed weights without weight_shape")
-    if "g_idx" in parts:
-        raise InputError(
-            f"{words.source} has groups in the order of activations (g_idx), which is "
-            "not read: use a model that was quantized without actorder"
-        )
     rows, columns = (int(size) for size in parts["shape"].read())
     signed = 2 ** (bits - 1)  # integers are stored with this offset
     codes = unpacked(words, bits, offset=-signed)
@@ -148,6 +145,10 @@ def _packed(
     if "zero_point" in parts:
         zeros = turned(unpacked(turned(parts["zero_point"]), bits, offset=-signed))
         zeros = dataclasses.replace(zeros, shape=(rows, zeros.shape[1]))
+    order = parts["g_idx"].read() if "g_idx" in parts else None
+    # Some files have -1 everywhere for groups in order.
+    if order is not None and order.max(initial=-1) >= 0:
+        return by_group(values, scales, zeros, order, bits, -signed)
     return _grouped(values, scales, zeros, bits)
 
 

@@ -52,7 +52,7 @@ def read_gptq(
             values = unpacked(turned(words), bits)  # [out, in]
             points = turned(unpacked(zeros, bits, offset=shift))  # [out, groups]
             _check_groups(values, scales, settings)
-            result[f"{module}weight"] = _by_group(
+            result[f"{module}weight"] = by_group(
                 values, turned(scales), points, order, bits
             )
     return result
@@ -76,7 +76,7 @@ def read_awq(
             values = turned(unpacked(words, 4, order=AWQ_ORDER))
             points = turned(unpacked(zeros, 4, order=AWQ_ORDER))
             _check_groups(values, scales, settings)
-            result[f"{module}weight"] = _by_group(
+            result[f"{module}weight"] = by_group(
                 values, turned(scales), points, None, 4
             )
     return result
@@ -119,14 +119,27 @@ def _check_groups(
         )
 
 
-def _by_group(
+def by_group(
     values: StoredTensor,
     scales: StoredTensor,
-    zeros: StoredTensor,
+    zeros: StoredTensor | None,
     order: np.ndarray | None,
     bits: int,
+    lowest: int = 0,
 ) -> StoredTensor:
-    """Scales each input by its group: in order, or as `order [in]` says."""
+    """Returns weights that mean `(q - z) s`, each input with its group's `z` and `s`.
+
+    Args:
+      values: integers `q`, `[out, in]`.
+      scales: `s`, `[out, groups]`.
+      zeros: `z`, `[out, groups]` or wider; None for 0.
+      order: number of the group of each input, `[in]`; None if they are in order.
+      bits: bits of an integer.
+      lowest: smallest value of an integer.
+
+    Raises:
+      InputError: for sizes that do not match.
+    """
     size_in, count = values.shape[1], scales.shape[1]
     if count == 0 or size_in % count or scales.shape[0] != values.shape[0]:
         raise InputError(
@@ -134,11 +147,11 @@ def _by_group(
             f"shape {values.shape[::-1]}, expected some for each output"
         )
     # Packed zero points may fill words that no scale needs.
-    zeros = dataclasses.replace(zeros, shape=scales.shape)
+    points = None if zeros is None else dataclasses.replace(zeros, shape=scales.shape)
     step = size_in // count
     if order is None or np.array_equal(order, np.arange(size_in) // step):
-        encode = functools.partial(integer_codes, bits, 0, values, zeros)
-        return scaled(values, scales, (1, step), zeros=zeros, encode=encode)
+        encode = functools.partial(integer_codes, bits, lowest, values, points)
+        return scaled(values, scales, (1, step), zeros=points, encode=encode)
     if len(order) != size_in or order.min() < 0 or order.max() >= count:
         raise InputError(
             f"{values.source} has a g_idx of {len(order):,} inputs up to group "
@@ -150,13 +163,14 @@ def _by_group(
         groups = order[columns]
         around = (rows, slice(0, count))
         wide = values.read(block).astype(np.float32)
-        wide -= zeros.read(around).astype(np.float32)[:, groups]
+        if points is not None:
+            wide -= points.read(around).astype(np.float32)[:, groups]
         wide *= scales.read(around).astype(np.float32)[:, groups]
         return wide
 
     codes = in_order_of_groups(
         order,
         values,
-        lambda ordered: integer_codes(bits, 0, ordered, zeros, scales),
+        lambda ordered: integer_codes(bits, lowest, ordered, points, scales),
     )
     return computed(values, (values.shape[0], size_in), read, codes)
