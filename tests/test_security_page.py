@@ -111,9 +111,9 @@ LIMITS = {
         "FREE_TEXT": (2**20, "beyond 2^20"),
     },
     "core.limited_process": {"MAXIMUM_MEMORY": (2**30, "1 s of computing and 1 GiB;")},
-    "data.text.library_errors": {"MAXIMUM_FILE": (2**27, "files of 128 MiB")},
     "data.text.tokenizer_building": {"MAXIMUM_VOCABULARY": (2**24, "2^24 tokens")},
     "data.text.encoding_limits": {
+        "MAXIMUM_FILE": (2**27, "files of 128 MiB"),
         "MAXIMUM_TEXT": (2**22, "texts of 2^22 characters"),
         "MAXIMUM_GROWTH": (1024, "1,024 characters for one"),
         "MAXIMUM_GROWN": (2**26, "2^26 for a text"),

@@ -134,7 +134,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _check_options(options: argparse.Namespace) -> None:
-    from prompt_tuning.data.rows.input_lines import is_input_file
+    from prompt_tuning.data.rows.text_records import is_input_file
 
     files = [label for label in options.labels or () if is_input_file(label)]
     if files:
@@ -148,7 +148,7 @@ def _check_options(options: argparse.Namespace) -> None:
 
 def _read_inputs(options: argparse.Namespace, source: "DataSource") -> list[Any]:
     """Reads the inputs; each line is a list of its parts."""
-    from prompt_tuning.data.rows.input_lines import (
+    from prompt_tuning.data.rows.text_records import (
         STANDARD_INPUT,
         has_plain_texts,
         read_inputs,

@@ -9,7 +9,7 @@ import numpy as np
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.core.status_line import status
-from prompt_tuning.data.batching.length_groups import LengthGroup, group_by_length
+from prompt_tuning.data.batching.plan_batches import LengthGroup, group_by_length
 from prompt_tuning.decoding import row_checks
 from prompt_tuning.decoding.batch_decoding import continue_batch
 from prompt_tuning.decoding.row_draws import content_number, repetitions

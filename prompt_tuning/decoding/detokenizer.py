@@ -14,8 +14,8 @@ from prompt_tuning.data.text.added_text import (
     added_text,
     complete_text,
     context_start,
+    entry_bytes,
 )
-from prompt_tuning.data.text.token_bytes import entry_bytes
 from prompt_tuning.data.text.tokenizers import Tokenizer, is_unsettled
 from prompt_tuning.decoding.stop_texts import StopSearch
 

@@ -17,9 +17,13 @@ import numpy as np
 from jaxtyping import UInt32
 
 from prompt_tuning.core.errors import InputError, shown
-from prompt_tuning.data.text.added_text import CONTEXT_TOKENS
-from prompt_tuning.data.text.library_errors import reporting_errors
-from prompt_tuning.data.text.token_bytes import drops_space, find_spaced, token_bytes
+from prompt_tuning.data.text.added_text import (
+    CONTEXT_TOKENS,
+    drops_space,
+    find_spaced,
+    token_bytes,
+)
+from prompt_tuning.data.text.encoding_limits import reporting_errors
 from prompt_tuning.decoding.request import Request
 from prompt_tuning.decoding.request_checks import row_ends, text_before
 from prompt_tuning.decoding.sampling_settings import Sampling

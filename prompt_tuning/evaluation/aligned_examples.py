@@ -26,12 +26,7 @@ def align_examples(tables: Sequence[tuple[str, Examples]]) -> list[Examples]:
     smallest_name, smallest = min(
         tables, key=lambda each: int(each[1].weight_counts.sum())
     )
-    return [
-        table
-        if _is_aligned(table, smallest)
-        else _align(table, name, smallest, smallest_name)
-        for name, table in tables
-    ]
+    return [_align(table, name, smallest, smallest_name) for name, table in tables]
 
 
 class AlignedExamples(Examples):
@@ -76,16 +71,13 @@ def _example_keys(table: Examples) -> Int64[np.ndarray, "E"]:
     return spans.rows * np.int64(2**31) + spans.starts
 
 
-def _is_aligned(one: Examples, other: Examples) -> bool:
-    return np.array_equal(_example_keys(one), _example_keys(other)) and np.array_equal(
-        one.weight_counts, other.weight_counts
-    )
-
-
 def _align(table: Examples, name: str, other: Examples, other_name: str) -> Examples:
     """Returns a table with the weights of another."""
     keys, other_keys = _example_keys(table), _example_keys(other)
-    additional = table.weight_counts[~np.isin(keys, other_keys)]
+    counts, other_counts = table.weight_counts, other.weight_counts
+    if np.array_equal(keys, other_keys) and np.array_equal(counts, other_counts):
+        return table
+    additional = counts[~np.isin(keys, other_keys)]
     if not np.isin(other_keys, keys).all() or (additional > 1).any():
         sizes = {name: len(table), other_name: len(other)}
         smaller, larger = sorted(sizes, key=lambda each: sizes[each])

@@ -63,7 +63,7 @@ def read_categories(
     """
     key = evaluation.category_key
     assert key is not None
-    if _reads_text(evaluation):
+    if reads_text(evaluation.data):
         return _read_line_categories(evaluation, examples, key)
     column, parts = _Column(files_of(evaluation.data), key), []
     if examples.truncated and not separate and not column.by_row:
@@ -94,17 +94,13 @@ def read_references(evaluation: Evaluation, examples: Examples) -> list[list[str
     """
     key = evaluation.references_key
     assert key is not None
-    if not _reads_text(evaluation):
+    if not reads_text(evaluation.data):
         raise InputError(
             f"Evaluation.references_key is {key!r}, but {evaluation.data.files} has "
             "token ids and no texts: use jsonl files, or leave it out to compare with "
             "the completions"
         )
     return [_texts(line, key) for line in _lines(evaluation, examples)]
-
-
-def _reads_text(evaluation: Evaluation) -> bool:
-    return reads_text(evaluation.data)
 
 
 def _lines(evaluation: Evaluation, examples: Examples) -> list[JsonLine]:

@@ -77,6 +77,7 @@ class Evaluator:
     """Measures parameters on held-out examples, which are opened and checked once.
 
     Attributes:
+      examples: the held-out examples, with the counts of those left out.
       categories: categories of the examples, if requested.
     """
 
@@ -114,15 +115,15 @@ class Evaluator:
         data = evaluation.data
         if examples is None:
             examples = load_examples(data, model.interface, context_ids=context_ids)
-        self._examples = examples
+        self.examples = examples
         self._objective, self._preferences = objective, preferences
         self._token_measure = token_measure(objective)
-        self._plan = plan_batches(data, model.interface, self._examples, shuffle=False)
+        self._plan = plan_batches(data, model.interface, self.examples, shuffle=False)
         self._labels = self._tags = None
         if model.config.problem == "tokens":
-            self._tags = TagMeasure(model, self._examples, self._plan)
+            self._tags = TagMeasure(model, self.examples, self._plan)
         elif evaluation.labels or model.config.labels:
-            arguments = (model, evaluation, self._examples, context_ids)
+            arguments = (model, evaluation, self.examples, context_ids)
             self._labels = LabelMeasure(*arguments)
         self._references = self._read_references()
         self.categories = None
@@ -130,7 +131,7 @@ class Evaluator:
             tasks = tasks_of(data, model.interface)
             self.categories = read_categories(
                 evaluation,
-                self._examples,
+                self.examples,
                 separate=model.config.architecture == "encoder_decoder",
                 dropped=tasks.token.position if tasks and tasks.token else None,
             )
@@ -164,17 +165,12 @@ class Evaluator:
         return names + ([] if measure is None else measure.metric_names)
 
     @property
-    def examples(self) -> Examples:
-        """The held-out examples, with the counts of those left out."""
-        return self._examples
-
-    @property
     def loss_meaning(self) -> str | None:
         """Meaning of `loss` for reports; None if it is the cross-entropy."""
         return None if self._objective is None else self._objective.meaning
 
     def __len__(self) -> int:
-        return len(self._examples)
+        return len(self.examples)
 
     def check_metric(self, name: str, setting: str) -> None:
         """Checks that the metric of the best checkpoint is measured.
@@ -198,7 +194,7 @@ class Evaluator:
             executor,
             self._model,
             parameters,
-            self._examples,
+            self.examples,
             self._plan,
             self._token_measure,
         )
@@ -218,7 +214,7 @@ class Evaluator:
             if not (program := self._ahead.pop()).cancelled():
                 program.result()
         tokens = measure_tokens(
-            self._model, parameters, self._examples, self._plan, self._token_measure
+            self._model, parameters, self.examples, self._plan, self._token_measure
         )
         metrics = self._token_metrics(tokens)
         generated, evaluation = None, self._evaluation
@@ -279,7 +275,7 @@ class Evaluator:
 
     @functools.cached_property
     def _rows(self) -> _Rows:
-        model, examples = self._model, self._examples
+        model, examples = self._model, self.examples
         rows = _Rows([], [], [] if examples.has_prompt_ids else None, [])
         for index in range(len(examples)):
             example = examples[index]
@@ -299,7 +295,7 @@ class Evaluator:
 
     def _with_room(self, row: list[int]) -> list[int]:
         """Shortens an input, if it may be truncated, to leave room for every answer."""
-        truncation = self._examples.truncation
+        truncation = self.examples.truncation
         if truncation is None:
             return row
         answers = [0]
@@ -316,7 +312,7 @@ class Evaluator:
         if not self._evaluation.text_metrics:
             return None
         if self._evaluation.references_key is not None:
-            return read_references(self._evaluation, self._examples)
+            return read_references(self._evaluation, self.examples)
         return [[text] for text in self._texts(self._rows.completions)]
 
     def _expected(self) -> list[str]:

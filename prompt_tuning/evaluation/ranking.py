@@ -10,17 +10,13 @@ from prompt_tuning.core.batch import LabelBatch
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.core.setting_hints import how_to_set
-from prompt_tuning.data.batching.length_groups import group_by_length
+from prompt_tuning.data.batching.plan_batches import group_by_length
 from prompt_tuning.data.examples.class_examples import ClassExamples, prompt_part
 from prompt_tuning.data.examples.example_table import Examples
 from prompt_tuning.data.examples.row_readers import Example
 from prompt_tuning.data.text.tokenizers import SPACE_MARKS
+from prompt_tuning.decoding import row_encoding
 from prompt_tuning.decoding.row_checks import check_prompt_ids
-from prompt_tuning.decoding.row_encoding import (
-    decode_continuations,
-    pad_rows,
-    strip_end,
-)
 from prompt_tuning.evaluation.batch_scores import BatchFunction, score_batches
 from prompt_tuning.models.scoring import class_nll, label_nll
 from prompt_tuning.pretrained.prompted_model import PromptedModel
@@ -186,9 +182,9 @@ def _label_batch(
     pad_id: int,
 ) -> LabelBatch:
     """Pads inputs and their candidates to `shape`, the two lengths."""
-    tokens, lengths = pad_rows(rows, pad_id, shape[0])
+    tokens, lengths = row_encoding.pad_rows(rows, pad_id, shape[0])
     flat = [candidate for row in candidates for candidate in row]
-    labels, label_lengths = pad_rows(flat, pad_id, shape[1])
+    labels, label_lengths = row_encoding.pad_rows(flat, pad_id, shape[1])
     return LabelBatch(
         tokens,
         lengths,
@@ -290,7 +286,7 @@ def gold_label_indices(
 def _completion_text(example: Example, ids: list[int], model: PromptedModel) -> str:
     """Returns the text of a completion, with its leading space."""
     context = given_tokens(example, model)
-    (text,) = decode_continuations(model, [context], [ids])
+    (text,) = row_encoding.decode_continuations(model, [context], [ids])
     # A completion without a prompt is decoded without the space that it begins with.
     begins_with_space = bool(ids) and (
         model.needed_tokenizer().token(ids[0]).startswith(SPACE_MARKS)
@@ -322,4 +318,4 @@ def completion_tokens(example: Example, model: PromptedModel) -> list[int]:
     """Returns the tokens of an example's completion, without the end token."""
     # In an encoder-decoder all targets are learned: its prefix length is 0.
     targets = example.targets[example.prefix_length :]
-    return strip_end(targets.tolist(), model.stop_ids)
+    return row_encoding.strip_end(targets.tolist(), model.stop_ids)

@@ -59,9 +59,9 @@ class RetrievalEvaluator(Evaluator):
             )
         self._model, self._evaluation = model, evaluation
         self._contrastive, self.categories = objective, None
-        self._records = open_texts(model, evaluation.data, objective.pooling)
+        self.examples = open_texts(model, evaluation.data, objective.pooling)
         self._plan = plan_batches(
-            evaluation.data, model.interface, self._records, shuffle=False
+            evaluation.data, model.interface, self.examples, shuffle=False
         )
 
     @property
@@ -70,17 +70,12 @@ class RetrievalEvaluator(Evaluator):
         return [LOSS, RECALL, RANK]
 
     @property
-    def examples(self) -> Any:
-        """The held-out texts, with the counts of those left out."""
-        return self._records
-
-    @property
     def loss_meaning(self) -> str:
         """Meaning of `loss` for reports."""
         return "contrastive loss of a query among all held-out texts, in nats"
 
     def __len__(self) -> int:
-        return len(self._records)
+        return len(self.examples)
 
     def compile_ahead(self, executor: Executor, parameters: Any) -> None:
         """Does nothing: the first measurement compiles the program."""
@@ -97,7 +92,7 @@ class RetrievalEvaluator(Evaluator):
     def _measure(self, parameters: Parameters, with_texts: bool) -> EvaluationResult:
         del with_texts
         vectors = self._vectors(parameters)  # [E, C, D]
-        chosen, positives = self._records.candidates()
+        chosen, positives = self.examples.candidates()
         candidates = vectors[:, 1:].reshape(-1, vectors.shape[-1])[chosen]
         losses, ranks = [], []
         for start in range(0, len(vectors), AT_ONCE):
@@ -119,7 +114,7 @@ class RetrievalEvaluator(Evaluator):
 
     def _vectors(self, parameters: Parameters) -> Float[np.ndarray, "E C D"]:
         """Computes normalized vectors of all texts."""
-        model, texts, plan = self._model, self._records, self._plan
+        model, texts, plan = self._model, self.examples, self._plan
         shape = len(texts), texts.rows_per_example, model.config.width
         vectors = np.zeros(shape, np.float32)
         batches = stream_batches(

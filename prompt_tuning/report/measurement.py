@@ -21,17 +21,12 @@ from prompt_tuning.data.examples.example_groups import ExampleGroups
 from prompt_tuning.data.examples.example_loading import load_examples
 from prompt_tuning.data.examples.example_table import Examples
 from prompt_tuning.data.source_reading import files_of
-from prompt_tuning.evaluation.evaluator import Evaluator
 from prompt_tuning.evaluation.example_description import describe_examples
 from prompt_tuning.evaluation.results import EvaluationResult
 from prompt_tuning.evaluation.retrieval import open_texts
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.pretrained.prompted_model import PromptedModel
-from prompt_tuning.prompts.tools.inspection import (
-    input_vectors,
-    nearest_tokens,
-    shown_token,
-)
+from prompt_tuning.prompts.tools import inspection
 from prompt_tuning.report.prompt_effects import PromptEffects, measure_effects
 from prompt_tuning.report.token_marks import TokenMarks
 from prompt_tuning.settings.evaluation_settings import Evaluation
@@ -166,7 +161,7 @@ def measure_run(
     for name, evaluator, result in measure_each(systems, with_texts=texts):
         results[name], seconds[name] = result, time.monotonic() - started
         if texts:
-            lines += _predictions(evaluator, name, result)
+            lines += map(json.loads, evaluator.predictions(name, result))
         started = time.monotonic()
     return Measurement(
         results,
@@ -192,12 +187,6 @@ def _no_predictions(model: PromptedModel, pooling: Pooling | None) -> str:
     if model.tokenizer is None:
         return "The model has no tokenizer to show texts with."
     return ""
-
-
-def _predictions(
-    evaluator: Evaluator, name: str, result: EvaluationResult
-) -> list[Prediction]:
-    return [json.loads(line) for line in evaluator.predictions(name, result)]
 
 
 def _token_marks(
@@ -261,7 +250,7 @@ def _describe_prompt(
     assert isinstance(tuned, LanguageModel)
     trained = {p: x for p, x in parameters.items() if p in model.plan.fresh}
     try:
-        prompts, problem = input_vectors(tuned.prompts()), ""
+        prompts, problem = inspection.input_vectors(tuned.prompts()), ""
     except InputError as error:
         prompts, problem = {}, str(error)
     if not prompts and not problem:
@@ -297,10 +286,10 @@ def _measure_vectors(
     count = min(NEAREST, len(embeddings))
     nearest = [
         [
-            (shown_token(model.tokenizer, token), cosine)
+            (inspection.shown_token(model.tokenizer, token), cosine)
             for token, cosine in zip(each.tokens, each.similarities, strict=True)
         ]
-        for each in nearest_tokens(vectors, embeddings, count)
+        for each in inspection.nearest_tokens(vectors, embeddings, count)
     ]
     return MeasuredVectors(norms, nearest, directions @ directions.T)
 

@@ -26,12 +26,8 @@ from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.models.row_info import RowInfo
 from prompt_tuning.models.scoring import merge_model
 from prompt_tuning.pretrained.prompted_model import PromptedModel
+from prompt_tuning.prompts import prompt_module
 from prompt_tuning.prompts.prefix import KeyValuePrefix
-from prompt_tuning.prompts.prompt_module import (
-    Attachment,
-    InputDependentPrompt,
-    PromptModule,
-)
 from prompt_tuning.prompts.soft import StackedPrompts
 from prompt_tuning.settings.data_source import DataSource
 
@@ -127,11 +123,11 @@ def _read_batches(
     return [read_batch(examples, plan, number, pad_id=pad_id) for number in numbers]
 
 
-def _can_lose_vectors(prompt: PromptModule) -> bool:
+def _can_lose_vectors(prompt: prompt_module.PromptModule) -> bool:
     """Whether a prompt is still valid without one of its vectors."""
-    if prompt.length < 2 or isinstance(prompt, InputDependentPrompt):
+    if prompt.length < 2 or isinstance(prompt, prompt_module.InputDependentPrompt):
         return False
-    return prompt.attachment is not Attachment.EVERY_BLOCK
+    return prompt.attachment is not prompt_module.Attachment.EVERY_BLOCK
 
 
 class TextShares(NamedTuple):

@@ -108,7 +108,26 @@ class RunView:
     def groups(self) -> list[dict[str, Any]]:
         """Each system's metrics with intervals, over all examples and by category."""
         measured = self.run.measured
-        return [] if measured is None else _groups(measured)
+        if measured is None:
+            return []
+        groups = []
+        for part, metrics in measured.tuned.groups.items():
+            systems = {n: x.groups[part] for n, x in measured.results.items()}
+            bounds = {n: bounds_of(x, measured.evaluation) for n, x in systems.items()}
+            rows = [
+                {
+                    "metric": metric,
+                    "cells": [
+                        (systems[name][metric].value, *bounds[name][metric])
+                        for name in systems
+                    ],
+                    "gain": _gain(measured, metric, part),
+                }
+                for metric in metrics
+            ]
+            count = len(next(iter(metrics.values())).rows)
+            groups.append({"name": part, "count": count, "rows": rows})
+        return groups
 
     @property
     def matrices(self) -> list[tuple[str, Sequence[str], Any]]:
@@ -148,12 +167,69 @@ class RunView:
     @property
     def cost(self) -> list[tuple[str, str]]:
         """Costs of the run, by name."""
-        return _cost(self.run)
+        recorded, measured = self.run.recorded, self.run.measured
+        done, planned = recorded.steps
+        rows = [("steps", f"{done:,} of {planned:,}")]
+        if recorded.checkpoint is not None:
+            examples = recorded.checkpoint.get("extra", {}).get("examples")
+            if isinstance(examples, int):
+                rows.append(("training examples until the best step", f"{examples:,}"))
+            files = recorded.checkpoint.get("files", {})
+            sizes = {name: x["bytes"] for name, x in files.items()}
+            for name, size in sizes.items():
+                rows.append((f"bytes of {name}", f"{size:,}"))
+        if measured is not None:
+            size = measured.card.peft_bytes
+            text = f"{size:,}" if isinstance(size, int) else f"none: {size}"
+            rows.append(("bytes as PEFT stores it", text))
+            rows.append(("parameters of the frozen model", f"{measured.parameters:,}"))
+            for name, seconds in measured.seconds.items():
+                rows.append((f"seconds to evaluate: {name}", f"{seconds:.1f}"))
+        for metric, title in (
+            ("tokens_per_second", "tokens per second, median"),
+            ("padding_share", "share of padding, median"),
+            ("data_wait_share", "share of time waiting for data, median"),
+        ):
+            values = recorded.curve(metric)[1]
+            if values:
+                middle = float(np.median(values))
+                shown = f"{middle:,.0f}" if metric == "tokens_per_second" else None
+                rows.append((title, shown or f"{100 * middle:.1f} %"))
+        return rows
 
     @property
     def provenance(self) -> list[tuple[str, str]]:
         """Inputs of the run, by name."""
-        return _provenance(self.run.recorded)
+        recorded = self.run.recorded
+        rows = [
+            ("run directory", str(recorded.directory)),
+            ("model", str(recorded.setting("Pretrained", "checkpoint", ""))),
+            *((name.replace("_", " "), str(x)) for name, x in recorded.record.items()),
+        ]
+        for part in recorded.made_with:
+            values = ", ".join(f"{k} {x}" for k, x in part.items() if k != STEP)
+            rows.append((f"made with, from step {part.get(STEP)}", values))
+        rows += [
+            (f"{scope or 'data'}: {path}", checksum)
+            for scope, files in recorded.data.items()
+            for path, checksum in files.items()
+        ]
+        if recorded.checkpoint is not None:
+            files = recorded.checkpoint.get("files", {})
+            rows += [
+                (f"checkpoint {recorded.best_step}: {name}", str(file["sha256"]))
+                for name, file in files.items()
+            ]
+        config = recorded.config.encode(errors="surrogatepass")
+        return [
+            *rows,
+            ("config", hashlib.sha256(config).hexdigest()),
+            (
+                "page written by",
+                f"prompt_tuning {__version__}, jax {jax.__version__}, "
+                f"numpy {np.__version__}, Python {platform.python_version()}",
+            ),
+        ]
 
     @property
     def commands(self) -> list[str]:
@@ -169,27 +245,6 @@ class RunView:
         return lines
 
 
-def _groups(measured: Measurement) -> list[dict[str, Any]]:
-    groups = []
-    for part, metrics in measured.tuned.groups.items():
-        systems = {n: x.groups[part] for n, x in measured.results.items()}
-        bounds = {n: bounds_of(x, measured.evaluation) for n, x in systems.items()}
-        rows = [
-            {
-                "metric": metric,
-                "cells": [
-                    (systems[name][metric].value, *bounds[name][metric])
-                    for name in systems
-                ],
-                "gain": _gain(measured, metric, part),
-            }
-            for metric in metrics
-        ]
-        count = len(next(iter(metrics.values())).rows)
-        groups.append({"name": part, "count": count, "rows": rows})
-    return groups
-
-
 def _gain(measured: Measurement, metric: str, category: str) -> str | None:
     """Returns the gain over no prompt with its interval, if both were measured."""
     names = list(measured.results)
@@ -200,67 +255,3 @@ def _gain(measured: Measurement, metric: str, category: str) -> str | None:
         return None
     low, high = shown_gain(metric, found.low), shown_gain(metric, found.high)
     return f"{shown_gain(metric, found.gain)}{unit_of(metric)} ({low} to {high})"
-
-
-def _cost(run: ReportedRun) -> list[tuple[str, str]]:
-    recorded, measured = run.recorded, run.measured
-    done, planned = recorded.steps
-    rows = [("steps", f"{done:,} of {planned:,}")]
-    if recorded.checkpoint is not None:
-        examples = recorded.checkpoint.get("extra", {}).get("examples")
-        if isinstance(examples, int):
-            rows.append(("training examples until the best step", f"{examples:,}"))
-        files = recorded.checkpoint.get("files", {})
-        sizes = {name: x["bytes"] for name, x in files.items()}
-        for name, size in sizes.items():
-            rows.append((f"bytes of {name}", f"{size:,}"))
-    if measured is not None:
-        size = measured.card.peft_bytes
-        text = f"{size:,}" if isinstance(size, int) else f"none: {size}"
-        rows.append(("bytes as PEFT stores it", text))
-        rows.append(("parameters of the frozen model", f"{measured.parameters:,}"))
-        for name, seconds in measured.seconds.items():
-            rows.append((f"seconds to evaluate: {name}", f"{seconds:.1f}"))
-    for metric, title in (
-        ("tokens_per_second", "tokens per second, median"),
-        ("padding_share", "share of padding, median"),
-        ("data_wait_share", "share of time waiting for data, median"),
-    ):
-        values = recorded.curve(metric)[1]
-        if values:
-            middle = float(np.median(values))
-            shown = f"{middle:,.0f}" if metric == "tokens_per_second" else None
-            rows.append((title, shown or f"{100 * middle:.1f} %"))
-    return rows
-
-
-def _provenance(recorded: RecordedRun) -> list[tuple[str, str]]:
-    rows = [
-        ("run directory", str(recorded.directory)),
-        ("model", str(recorded.setting("Pretrained", "checkpoint", ""))),
-        *((name.replace("_", " "), str(x)) for name, x in recorded.record.items()),
-    ]
-    for part in recorded.made_with:
-        values = ", ".join(f"{k} {x}" for k, x in part.items() if k != STEP)
-        rows.append((f"made with, from step {part.get(STEP)}", values))
-    rows += [
-        (f"{scope or 'data'}: {path}", checksum)
-        for scope, files in recorded.data.items()
-        for path, checksum in files.items()
-    ]
-    if recorded.checkpoint is not None:
-        files = recorded.checkpoint.get("files", {})
-        rows += [
-            (f"checkpoint {recorded.best_step}: {name}", str(file["sha256"]))
-            for name, file in files.items()
-        ]
-    config = hashlib.sha256(recorded.config.encode(errors="surrogatepass")).hexdigest()
-    return [
-        *rows,
-        ("config", config),
-        (
-            "page written by",
-            f"prompt_tuning {__version__}, jax {jax.__version__}, "
-            f"numpy {np.__version__}, Python {platform.python_version()}",
-        ),
-    ]

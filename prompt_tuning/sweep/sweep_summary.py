@@ -14,7 +14,7 @@ from prompt_tuning.checkpoints.run_store.checkpoint_names import FOLDER
 from prompt_tuning.checkpoints.run_store.checkpoint_selection import KeepBest, best_step
 from prompt_tuning.core.atomic_files import replace_file
 from prompt_tuning.sweep.best_member import BEST_FILE
-from prompt_tuning.sweep.sweep_run import SWEEP_FILE, Sweep, read_diverged
+from prompt_tuning.sweep.sweep_run import SWEEP_FILE, Sweep, SweepMember, read_diverged
 from prompt_tuning.training.metrics_log import EVALUATION, METRICS_FILE, read_log
 
 TRAINING_LOSS: KeepBest = ("train loss", "min")
@@ -83,10 +83,7 @@ def summarize(sweep: Sweep) -> SweepSummary:
     by = TRAINING_LOSS
     if run.evaluation is not None and run.best_by is not None:
         by = run.best_by
-    results = [
-        _read_result(member.directory, member.name, member.varies, by)
-        for member in sweep.members
-    ]
+    results = [_read_result(member, by) for member in sweep.members]
     sign = 1 if by[1] == "min" else -1
     ranked = [
         (sign * result.best_value, index)
@@ -96,12 +93,10 @@ def summarize(sweep: Sweep) -> SweepSummary:
     return SweepSummary(results, by, results[min(ranked)[1]].name if ranked else None)
 
 
-def _read_result(
-    directory: Path, name: str, varies: Mapping[str, str], by: KeepBest
-) -> MemberResult:
-    file = directory / METRICS_FILE
+def _read_result(member: SweepMember, by: KeepBest) -> MemberResult:
+    file = member.directory / METRICS_FILE
     log = read_log(file) if file.exists() else []
-    record = read_diverged(directory)
+    record = read_diverged(member.directory)
     diverged = None if record is None else record[1]
     step, value = None, None
     if by == TRAINING_LOSS:
@@ -110,12 +105,12 @@ def _read_result(
         if tail and diverged is None:
             value = sum(tail) / len(tail)
     else:
-        folder = directory / FOLDER
+        folder = member.directory / FOLDER
         step = best_step(folder, by, lambda _: None)
         if step is not None:
             state = checkpoint_files.read_state(folder / f"checkpoint_{step}")
             value = float(state["metrics"][by[0]])
-    return MemberResult(name, varies, log, diverged, step, value)
+    return MemberResult(member.name, member.varies, log, diverged, step, value)
 
 
 def write_summary(directory: Path, summary: SweepSummary) -> None:

@@ -167,12 +167,7 @@ def fit_inputs(
       InputError: for the first row that is too long.
     """
     decoder_only = model.config.architecture == "decoder_only"
-    truncation = truncation_of(
-        model.interface,
-        source.on_too_long,
-        same_tokens=decoder_only,
-        has_template=source.template is not None,
-    )
+    truncation = truncation_of(source, model.interface, same_tokens=decoder_only)
     rows = []
     for location, row in zip(inputs.locations, inputs.rows, strict=True):
         try:

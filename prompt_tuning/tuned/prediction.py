@@ -12,9 +12,9 @@ from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.data.batching.plan_batches import plan_batches
 from prompt_tuning.data.examples.example_loading import load_examples
-from prompt_tuning.data.rows.input_lines import lines_of
 from prompt_tuning.data.rows.jsonl import JsonLine
 from prompt_tuning.data.rows.python_rows import data_files
+from prompt_tuning.data.rows.text_records import lines_of
 from prompt_tuning.data.rows.word_rows import TAGS, WORDS, encode_words, read_words
 from prompt_tuning.decoding.continue_rows import continue_rows
 from prompt_tuning.decoding.row_checks import check_rows

@@ -15,7 +15,7 @@ import prompt_tuning as pt
 from prompt_tuning.checkpoints.restore_plan import RestorePlan
 from prompt_tuning.cli.main import main, split_bindings
 from prompt_tuning.config.gin_files import read_run
-from prompt_tuning.data.rows.input_lines import lines_of
+from prompt_tuning.data.rows.text_records import lines_of
 from prompt_tuning.data.text.tokenizers import load_tokenizer
 from prompt_tuning.losses.class_objective import ClassObjective
 from prompt_tuning.pretrained.prompted_model import PromptedModel

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.data.text.token_bytes import token_bytes
+from prompt_tuning.data.text.added_text import token_bytes
 from prompt_tuning.data.text.tokenizers import load_tokenizer
 from prompt_tuning.decoding.decoding_engine import DecodingEngine
 from prompt_tuning.decoding.request import Completion, Request

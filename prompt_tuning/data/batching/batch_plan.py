@@ -9,7 +9,7 @@ import abc
 import dataclasses
 import functools
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Int64, Integer
@@ -133,17 +133,39 @@ class BatchPlan(abc.ABC):
 
     def __init__(
         self,
-        examples: int,
-        seed: int,
-        shuffle: bool,
-        sharing: Sharing,
+        input_lengths: Integer[np.ndarray, "E"],
         *,
         same_tokens: bool,
+        batch_size: int | None = None,
+        batch_tokens: int | None = None,
+        seed: int,
+        shuffle: bool = True,
+        maximum_length: int | None = None,
+        accumulate: int = 1,
+        row_parts: int = 1,
     ):
-        self.examples = examples
-        self.accumulate = sharing.accumulate
-        self.same_tokens = same_tokens
-        self._seed, self._shuffle, self._sharing = seed, shuffle, sharing
+        """Checks the settings of all kinds of plans.
+
+        Args:
+          input_lengths: number of inputs by example; see `Examples`.
+          same_tokens: whether inputs are also targets, padded to one length.
+          batch_size: rows of a micro-batch.
+          batch_tokens: maximum tokens of a micro-batch, padding included, in place of
+            `batch_size`: batches of short examples are larger.
+          seed: seed of the order.
+          shuffle: whether each epoch has its own order. If not, a batch is never larger
+            than its examples need, which leaves fewer empty rows.
+          maximum_length: maximum length to pad to: the model's positions minus the
+            prompt vectors.
+          accumulate: see `Sharing`.
+          row_parts: see `Sharing`.
+        """
+        check_lengths(input_lengths, maximum_length)
+        self.examples, self.same_tokens = len(input_lengths), same_tokens
+        self.accumulate, self._maximum_length = accumulate, maximum_length
+        self._sharing = Sharing(accumulate, row_parts)
+        self._size = BatchSize(batch_size, batch_tokens)
+        self._seed, self._shuffle = seed, shuffle
         # A prefetching reader needs the next epoch before the current one is finished.
         self._epoch = functools.lru_cache(maxsize=2)(self._seeded_epoch)
 
@@ -225,17 +247,10 @@ class BucketPlan(BatchPlan):
         target_lengths: Integer[np.ndarray, "E"],
         weight_counts: Integer[np.ndarray, "E"],
         *,
-        batch_size: int | None = None,
-        batch_tokens: int | None = None,
-        seed: int,
-        shuffle: bool = True,
-        same_tokens: bool,
         buckets: int | None = None,
         rows_per_example: int = 1,
         shares_prompt: bool = False,
-        maximum_length: int | None = None,
-        accumulate: int = 1,
-        row_parts: int = 1,
+        **settings: Any,
     ):
         """Sorts the examples into buckets.
 
@@ -243,39 +258,26 @@ class BucketPlan(BatchPlan):
           input_lengths: number of inputs by example; see `Examples`.
           target_lengths: number of targets by example.
           weight_counts: number of learned targets by example.
-          batch_size: rows of a micro-batch.
-          batch_tokens: maximum tokens of a micro-batch, padding included, in place of
-            `batch_size`: batches of short examples are larger.
-          seed: seed of the order.
-          shuffle: whether each epoch has its own order. If not, a batch is never larger
-            than its bucket, which leaves fewer empty rows.
-          same_tokens: whether inputs are also targets, padded to one length.
           buckets: maximum number of shapes; None to add one only if it saves the time
             of `SAVED_BATCHES`.
           rows_per_example: rows of an example; `batch_size` then counts examples, and
             `batch_tokens` all their rows.
           shares_prompt: whether these rows have their inputs in common.
-          maximum_length: maximum length to pad to.
-          accumulate: see `Sharing`.
-          row_parts: see `Sharing`.
+          settings: see `BatchPlan`.
         """
-        check_lengths(input_lengths, maximum_length)
+        super().__init__(input_lengths, **settings)
         if buckets is not None and buckets < 1:
             raise InputError(f"buckets is {buckets}, expected at least 1")
-        sharing = Sharing(accumulate, row_parts)
-        super().__init__(
-            len(input_lengths), seed, shuffle, sharing, same_tokens=same_tokens
-        )
-        self._size = BatchSize(batch_size, batch_tokens)
         self._rows_per_example, self._shares_prompt = rows_per_example, shares_prompt
-        second = weight_counts if same_tokens else target_lengths
+        maximum_length = self._maximum_length
+        second = weight_counts if self.same_tokens else target_lengths
         lengths = np.stack([input_lengths, second], axis=1)
-        rows = self._limit(largest_pair(lengths, maximum_length)) * accumulate
-        saved_batches = SAVED_BATCHES if shuffle else SAVED_BATCHES_IN_ORDER
+        rows = self._limit(largest_pair(lengths, maximum_length)) * self.accumulate
+        saved_batches = SAVED_BATCHES if self._shuffle else SAVED_BATCHES_IN_ORDER
         tops = choose_tops(
             lengths,
             count=min(buckets or MAXIMUM_BUCKETS, -(-len(lengths) // rows)),
-            costs=(TOKEN_COST, TARGET_COST) if same_tokens else (1, 1),
+            costs=(TOKEN_COST, TARGET_COST) if self.same_tokens else (1, 1),
             maximum_length=maximum_length,
             saved_examples=saved_batches * rows if buckets is None else 0,
         )

@@ -1,7 +1,7 @@
 """Packs many examples into a row: batches of one shape with little padding."""
 
 import bisect
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Int64, Integer
@@ -47,29 +47,18 @@ class PackedPlan(batch_plan.BatchPlan):
         weight_counts: Integer[np.ndarray, "E"],
         *,
         target_lengths: Integer[np.ndarray, "E"] | None = None,
-        batch_size: int | None = None,
-        batch_tokens: int | None = None,
         length: int | None = None,
-        seed: int,
-        shuffle: bool = True,
-        maximum_length: int | None = None,
-        accumulate: int = 1,
-        row_parts: int = 1,
+        **settings: Any,
     ):
-        """Packs the examples; arguments are as in `BucketPlan`, but for three.
+        """Packs the examples; `settings` are those of `BatchPlan`.
 
         An encoder-decoder has `target_lengths`; in a decoder-only model the inputs are
         the targets. Rows have the `length` `T`; None for four times the average length,
-        at least the longest. `maximum_length` is the model's positions minus the prompt
-        vectors.
+        at least the longest.
         """
-        batch_plan.check_lengths(input_lengths, maximum_length)
-        sharing = batch_plan.Sharing(accumulate, row_parts)
         same_tokens = target_lengths is None
-        super().__init__(
-            len(input_lengths), seed, shuffle, sharing, same_tokens=same_tokens
-        )
-        self.length = row_length(input_lengths, length, maximum_length)
+        super().__init__(input_lengths, same_tokens=same_tokens, **settings)
+        self.length = row_length(input_lengths, length, self._maximum_length)
         if same_tokens:
             packing = pack_decoder_only(input_lengths, weight_counts, self.length)
         else:
@@ -79,10 +68,10 @@ class PackedPlan(batch_plan.BatchPlan):
         targets = self.length if same_tokens else packing.positions
         self._shape = batch_plan.BatchShape(self.length, targets, packing.positions)
         tokens = self.length if same_tokens else self.length + targets
-        limit = batch_plan.BatchSize(batch_size, batch_tokens).limit(tokens)
-        if not shuffle or batch_tokens is not None:
-            limit = min(limit, max(len(self._rows) // accumulate, 1))
-        self._batch_rows = limit * accumulate
+        limit = self._size.limit(tokens)
+        if not self._shuffle or self._size.tokens is not None:
+            limit = min(limit, max(len(self._rows) // self.accumulate, 1))
+        self._batch_rows = limit * self.accumulate
 
     def _compute_epoch(self, random: np.random.Generator) -> batch_plan.Epoch:
         rows = self._exchange_examples(random) if self._shuffle else self._rows

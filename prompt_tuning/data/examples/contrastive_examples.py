@@ -176,11 +176,9 @@ class _Shortened:
 
     def __init__(self, source: DataSource, model: ModelInterface):
         self._source, self._maximum = source, model.maximum_length
-        cut = truncation_of(
-            model, source.on_too_long, same_tokens=True, has_template=False
-        )
-        ends = {"classifies": True, "input_eos": model.encodes}  # keep an encoder's EOS
-        self._truncation = cut and dataclasses.replace(cut, **ends)
+        cut = truncation_of(source, model, same_tokens=True)
+        # Keeps an encoder's EOS.
+        self._truncation = cut and dataclasses.replace(cut, classifies=True)
         self._skipped: set[str] = set()
         self._cut: set[str] = set()
 

@@ -11,14 +11,16 @@ from prompt_tuning.core.token_weights import PADDING, PROMPT, SEPARATOR, token_w
 from prompt_tuning.data.examples import row_readers
 from prompt_tuning.data.examples.row_splitting import (
     ExampleBounds,
-    RowSplitter,
+    keep_whole_rows,
     split_at_separators,
     stored_tokens,
     token_positions,
 )
+from prompt_tuning.data.model_interface import ModelInterface
 from prompt_tuning.data.rows.row_sources import DescribeRow, Row, RowBlock
 from prompt_tuning.data.rows.tasks import TaskToken
 from prompt_tuning.data.rows.token_columns import TokenValues
+from prompt_tuning.settings.data_source import DataSource
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,27 +34,17 @@ class DecoderOnlyRowReader:
     Padding (type 2) is removed wherever it stands, if types are used.
 
     Attributes:
-      use_token_type_ids: whether the types determine the loss weights; if not, every
-        token is learned, including padding in the data. None for "if the data has
-        types".
-      prompt_loss_weight: loss weight of prompt tokens (type 0) if types are used.
-      predicts_first_token: whether a prompt vector stands before every example.
-      bos_id: id of BOS or another token that begins a row, or None.
+      source: settings, which tell how rows are split and what is learned.
+      model: properties of the model that reads the examples.
       task_token: token at the start of every example that selects its prompt, or None.
-      first_soft_id: first of the ids that represent prompt vectors of a template, or
-        None.
-      split: splits rows into examples: `split_at_separators` or `keep_whole_rows`.
-      skip_unlearned: whether rows without a learned token are left out, not refused.
+      follows_text: whether a text is inserted before every example, which predicts its
+        first token.
     """
 
-    use_token_type_ids: bool | None
-    prompt_loss_weight: float | int
-    predicts_first_token: bool
-    bos_id: int | None
+    source: DataSource
+    model: ModelInterface
     task_token: TaskToken | None = None
-    first_soft_id: int | None = None
-    split: RowSplitter = split_at_separators
-    skip_unlearned: bool = False
+    follows_text: bool = False
 
     @property
     def same_tokens(self) -> bool:
@@ -70,7 +62,7 @@ class DecoderOnlyRowReader:
         except InputError as error:
             raise InputError(f"{describe_row(block.start)}: {error}") from error
         learned = np.count_nonzero(weights, axis=1)
-        if not learned.all() and not self.skip_unlearned:
+        if not learned.all() and self.source.on_nothing_learned == "error":
             raise InputError(
                 f"{describe_row(block.start + int(np.argmin(learned)))}: no token has "
                 "a loss weight, expected at least one learned token (BOS is never "
@@ -116,7 +108,7 @@ class DecoderOnlyRowReader:
 
     def kept(self, token_types: row_readers.TokenTypes) -> row_readers.TokenMask:
         """Returns which tokens are not padding; see `RowReader`."""
-        if self.use_token_type_ids is False:
+        if self.source.use_token_type_ids is False:
             return np.ones(token_types.shape, bool)
         return token_types != PADDING
 
@@ -129,7 +121,9 @@ class DecoderOnlyRowReader:
         )
 
     def _bounds(self, block: RowBlock) -> ExampleBounds:
-        return self.split(block.token_types, self._included(block))
+        splits = self.source.separate_articles
+        split = split_at_separators if splits else keep_whole_rows
+        return split(block.token_types, self._included(block))
 
     def _block_weights(
         self, block: RowBlock, bounds: ExampleBounds
@@ -160,24 +154,24 @@ class DecoderOnlyRowReader:
             token_types,
             input_ids.shape,
             use_token_type_ids=self._uses_types(token_types),
-            prompt_loss_weight=self.prompt_loss_weight,
+            prompt_loss_weight=self.source.prompt_loss_weight,
         )
         weights = values.scale(weights)
-        if not self.predicts_first_token:
-            weights[heads] = 0
-        else:
+        if self.model.predicts_first_token or self.follows_text:
             weights[heads] *= ~self._is_bos(input_ids, token_types)[heads]
-        if self.first_soft_id is not None:
-            weights[input_ids >= self.first_soft_id] = 0
+        else:
+            weights[heads] = 0
+        if self.source.template is not None:  # ids of its prompt vectors follow others
+            weights[input_ids >= self.model.vocabulary_size] = 0
         return weights
 
     def _uses_types(self, token_types: Integer[np.ndarray, "c n"] | None) -> bool:
-        if self.use_token_type_ids is not None:
-            return self.use_token_type_ids
-        if token_types is None and self.prompt_loss_weight > 0:
+        if self.source.use_token_type_ids is not None:
+            return self.source.use_token_type_ids
+        if token_types is None and self.source.prompt_loss_weight > 0:
             raise InputError(
-                f"prompt_loss_weight is {self.prompt_loss_weight}, but the data has no "
-                "token_type_ids that mark the tokens of prompts: add them with "
+                f"prompt_loss_weight is {self.source.prompt_loss_weight}, but the data "
+                "has no token_type_ids that mark the tokens of prompts: add them with "
                 "prompt-tuning token-types, or leave prompt_loss_weight out to train "
                 "on every token"
             )
@@ -189,7 +183,7 @@ class DecoderOnlyRowReader:
         token_types: Integer[np.ndarray, "*rows n"] | None,
     ) -> Bool[np.ndarray, "*rows n"]:
         """Returns which tokens would be BOS as the first token of an example."""
-        is_bos = np.equal(input_ids, -1 if self.bos_id is None else self.bos_id)
+        is_bos = np.equal(input_ids, next(iter(self.model.begin_ids), -1))
         return is_bos if token_types is None else is_bos & (token_types != SEPARATOR)
 
     def _tasks(

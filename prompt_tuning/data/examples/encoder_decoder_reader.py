@@ -6,10 +6,10 @@ import numpy as np
 from jaxtyping import Float32, Int32, Integer
 
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.core.model_choices import EncoderInput
 from prompt_tuning.core.token_weights import PADDING, PROMPT, token_weights
 from prompt_tuning.data.examples import row_readers
 from prompt_tuning.data.examples.row_splitting import find_turns, unpadded_lengths
+from prompt_tuning.data.model_interface import ModelInterface
 from prompt_tuning.data.rows.row_sources import DescribeRow, Row, RowBlock
 from prompt_tuning.data.rows.tasks import TaskToken
 
@@ -30,17 +30,15 @@ class EncoderDecoderRowReader:
 
     Attributes:
       eos_id: id of the token that ends inputs and targets.
-      bos_id: id of BOS, or None.
+      model: properties of the model that reads the examples.
       task_token: token at the start of a turn that selects the model's prompt, or None.
-      encoder_input: special tokens of an input; see `ModelConfig`.
       skip_unlearned: whether turns without a learned token are left out, not refused.
     """
 
     eos_id: int
-    bos_id: int | None
-    task_token: TaskToken | None = None
-    encoder_input: EncoderInput = "text_eos"
-    skip_unlearned: bool = False
+    model: ModelInterface
+    task_token: TaskToken | None
+    skip_unlearned: bool
 
     @property
     def same_tokens(self) -> bool:
@@ -88,11 +86,12 @@ class EncoderDecoderRowReader:
         prompt, task = input_ids[token_types == PROMPT], 0
         if self.task_token is not None:
             task, prompt = self.task_token.split(prompt)
-        inputs = prompt[prompt != self.bos_id]
-        if self.encoder_input.endswith("eos"):
+        bos_id, special = self.model.bos_id, self.model.encoder_input
+        inputs = prompt[prompt != bos_id]
+        if special.endswith("eos"):
             inputs = self._with_eos(inputs)
-        if self.encoder_input.startswith("bos") and self.bos_id is not None:
-            inputs = np.insert(inputs, 0, self.bos_id)
+        if special.startswith("bos") and bos_id is not None:
+            inputs = np.insert(inputs, 0, bos_id)
         is_target = (token_types != PROMPT) & (token_types != PADDING)
         targets = self._with_eos(input_ids[is_target])
         appended = len(targets) - int(is_target.sum())

@@ -17,20 +17,15 @@ from prompt_tuning.data.examples.context_column import ContextColumn
 from prompt_tuning.data.examples.context_reader import ContextRowReader
 from prompt_tuning.data.examples.decoder_only_reader import DecoderOnlyRowReader
 from prompt_tuning.data.examples.encoder_decoder_reader import EncoderDecoderRowReader
-from prompt_tuning.data.examples.example_table import Examples, Limits, scan_rows
-from prompt_tuning.data.examples.row_splitting import (
-    keep_whole_rows,
-    split_at_separators,
-)
+from prompt_tuning.data.examples.example_table import Examples, scan_rows
 from prompt_tuning.data.examples.truncation import truncation_of
 from prompt_tuning.data.model_interface import ModelInterface
-from prompt_tuning.data.rows.conversation_rows import ConversationEncoder
+from prompt_tuning.data.rows import line_formats
 from prompt_tuning.data.rows.hdf5_rows import Hdf5Rows
 from prompt_tuning.data.rows.jsonl import LineEncoder, PairEncoder
 from prompt_tuning.data.rows.jsonl_rows import JsonlRows, RecordEdit, edited_records
-from prompt_tuning.data.rows.line_formats import FormatChoice, choose_encoder
 from prompt_tuning.data.rows.row_sources import BlockWeights, RowSource
-from prompt_tuning.data.rows.tasks import Tasks, TaskToken
+from prompt_tuning.data.rows.tasks import Tasks
 from prompt_tuning.data.rows.token_columns import CONTEXTS
 from prompt_tuning.data.rows.word_rows import WordEncoder
 from prompt_tuning.data.text.templates import TokenTemplate
@@ -76,7 +71,7 @@ def load_examples(
     is_text = source_reading.reads_text(source)
     if tasks is not None and is_text and model.tokenizer is not None:
         tasks = tasks.after(len(model.tokenizer.begin_ids))
-    reader = _row_reader(source, model, tasks, template, bool(context_ids))
+    reader = _row_reader(source, model, tasks, bool(context_ids))
     if is_text:
         rows = _open_text(source, model, template, tasks, edit, columns)
     else:
@@ -86,34 +81,27 @@ def load_examples(
     if model.labels:
         _check_pooling(source, model)
         reader = CLASS_READERS.get(model.problem, ClassRowReader)(reader, model)
-    limits = Limits(
-        model.vocabulary_size + (0 if template is None else template.length),
-        model.maximum_length,
-        source.on_too_long,
-        source.maximum_examples,
-        source.on_nothing_learned,
-        model.positions_note,
-    )
     truncation = truncation_of(
-        model,
-        source.on_too_long,
-        same_tokens=reader.same_tokens,
-        has_template=template is not None,
-        inserted=len(context_ids),
+        source, model, same_tokens=reader.same_tokens, inserted=len(context_ids)
     )
-    scanned = scan_rows(rows, reader, limits, tasks, truncation)
+    scanned = scan_rows(
+        rows,
+        reader,
+        source,
+        model,
+        soft_ids=0 if template is None else template.length,
+        tasks=tasks,
+        truncation=truncation,
+    )
     if contexts is not None:
         contexts.check(rows)
     return Examples(
         rows,
         reader,
-        scanned.index,
-        scanned.skipped,
+        **scanned._asdict(),
         has_prompt_ids=tasks is not None,
         columns=columns,
         truncation=truncation,
-        truncated=scanned.truncated,
-        unlearned=scanned.unlearned,
         contexts=contexts,
     )
 
@@ -148,42 +136,20 @@ def _row_reader(
     source: DataSource,
     model: ModelInterface,
     tasks: Tasks | None,
-    template: TokenTemplate | None,
     follows_text: bool,
 ) -> DecoderOnlyRowReader | EncoderDecoderRowReader:
     """Returns the reader of rows; `follows_text` if a text is inserted before each."""
-    skips, task_token = source.on_nothing_learned == "skip", tasks and tasks.token
-    if model.architecture == "encoder_decoder":
-        return _encoder_decoder_reader(model, task_token, skip_unlearned=skips)
-    return DecoderOnlyRowReader(
-        source.use_token_type_ids,
-        source.prompt_loss_weight,
-        # The inserted text predicts the first token that follows it.
-        model.predicts_first_token or follows_text,
-        next(iter(model.begin_ids), None),
-        task_token,
-        first_soft_id=None if template is None else model.vocabulary_size,
-        split=split_at_separators if source.separate_articles else keep_whole_rows,
-        skip_unlearned=skips,
-    )
-
-
-def _encoder_decoder_reader(
-    model: ModelInterface, task_token: TaskToken | None, *, skip_unlearned: bool
-) -> EncoderDecoderRowReader:
+    task_token = tasks and tasks.token
+    if model.architecture == "decoder_only":
+        return DecoderOnlyRowReader(source, model, task_token, follows_text)
     if model.eos_id is None:
         raise InputError(
             "an encoder-decoder model ends its texts with EOS, and neither the "
             "tokenizer nor the model's config defines its id: give it by "
             f"{how_to_set('Pretrained.eos_id', NUMBER)}"
         )
-    return EncoderDecoderRowReader(
-        model.eos_id,
-        model.bos_id,
-        task_token,
-        encoder_input=model.encoder_input,
-        skip_unlearned=skip_unlearned,
-    )
+    skips = source.on_nothing_learned == "skip"
+    return EncoderDecoderRowReader(model.eos_id, model, task_token, skips)
 
 
 def _open_text(
@@ -214,9 +180,11 @@ def _open_text(
         encoder, add_eos = _word_encoder(source, tokenizer, model.labels), False
     else:
         first = next((x.content for x in edited_records(paths[0], edit)), {})
-        encoder = choose_encoder(paths[0], first, FormatChoice.of(source), pairs)
+        encoder = line_formats.choose_encoder(
+            paths[0], first, line_formats.FormatChoice.of(source), pairs
+        )
         add_eos = source.add_eos
-    if isinstance(encoder, ConversationEncoder):
+    if isinstance(encoder, line_formats.ConversationEncoder):
         _check_conversations(source)
     return JsonlRows(
         paths,

@@ -2,12 +2,12 @@
 
 import dataclasses
 from collections.abc import Collection
-from typing import NamedTuple, get_args
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Int64
 
-from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.data.examples.context_column import ContextColumn
 from prompt_tuning.data.examples.row_readers import (
@@ -17,11 +17,12 @@ from prompt_tuning.data.examples.row_readers import (
     concatenate_indexes,
 )
 from prompt_tuning.data.examples.truncation import NothingLearnedError, Truncation
+from prompt_tuning.data.model_interface import ModelInterface
 from prompt_tuning.data.rows.hdf5_rows import INPUT_IDS, TOKEN_TYPE_IDS
 from prompt_tuning.data.rows.row_sources import DescribeRow, RowBlock, RowSource
 from prompt_tuning.data.rows.tasks import Tasks
 from prompt_tuning.data.rows.token_columns import CONTEXTS
-from prompt_tuning.settings.data_source import TooLong
+from prompt_tuning.settings.data_source import DataSource
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -123,40 +124,6 @@ class Examples:
         return self.index.weight_counts
 
 
-@dataclasses.dataclass(frozen=True)
-class Limits:
-    """Limits that rows are checked against, in the words of `DataSource`.
-
-    Attributes:
-      vocabulary_size: one more than the largest id allowed.
-      maximum_length: maximum number of inputs, and of targets; None for no limit.
-      on_too_long: "error" to reject longer examples, "skip" to leave them out, or else
-        they are cut.
-      maximum_examples: number of examples to use, from the first; None for all.
-      on_nothing_learned: whether an example that loses its learned tokens by a cut is
-        left out ("skip") or rejected ("error").
-      positions_note: see `ModelInterface`.
-    """
-
-    vocabulary_size: int
-    maximum_length: int | None = None
-    on_too_long: str = "error"
-    maximum_examples: int | None = None
-    on_nothing_learned: str = "error"
-    positions_note: str = ""
-
-    def __post_init__(self):
-        if self.on_too_long not in get_args(TooLong):
-            raise InputError(
-                f"on_too_long is {shown(self.on_too_long)}, expected one of "
-                f"{', '.join(map(repr, get_args(TooLong)))}"
-            )
-        for name in ("vocabulary_size", "maximum_length", "maximum_examples"):
-            limit = getattr(self, name)
-            if limit is not None and limit < 1:
-                raise InputError(f"{name} is {limit}, expected 1 or more")
-
-
 class ScannedRows(NamedTuple):
     """The examples of some rows, and how many were left out or cut.
 
@@ -173,22 +140,29 @@ class ScannedRows(NamedTuple):
 def scan_rows(
     rows: RowSource,
     reader: RowReader,
-    limits: Limits,
-    tasks: Tasks | None = None,
-    truncation: Truncation | None = None,
+    source: DataSource,
+    model: ModelInterface,
+    *,
+    soft_ids: int,
+    tasks: Tasks | None,
+    truncation: Truncation | None,
 ) -> ScannedRows:
-    """Checks rows in order until `maximum_examples` examples are found."""
+    """Checks rows in order until `source.maximum_examples` examples are found.
+
+    There are `soft_ids` more ids than the model's, for prompt vectors of a template.
+    """
     parts, count, skipped, unlearned = [], 0, 0, 0
     is_cut: list[np.ndarray] = []
+    maximum, count_limit = model.maximum_length, source.maximum_examples
     for block in rows.blocks():
-        _check_ranges(block, limits.vocabulary_size, rows.describe)
+        _check_ranges(block, model.vocabulary_size + soft_ids, rows.describe)
         index = reader.scan(block, rows.describe)
         unlearned += len(block.input_ids) - len(np.unique(index.rows))
         if tasks is not None:
             index = _set_tasks(index, block, tasks, rows.describe)
         short = np.ones(len(index), bool)
         if truncation is not None:
-            skips, fits = limits.on_nothing_learned == "skip", _fits(index, limits)
+            skips, fits = source.on_nothing_learned == "skip", _fits(index, maximum)
             index = _truncate(
                 index, block, reader, truncation, rows.describe, skip_unlearned=skips
             )
@@ -197,21 +171,23 @@ def scan_rows(
             index, short = index.select(learned), short[learned]
             unlearned += int(np.count_nonzero(~learned))
         else:
-            short = _short_enough(index, limits, rows.describe)
+            short = _fits(index, maximum)
+            if source.on_too_long == "error":
+                _check_lengths(index, short, model, rows.describe)
         parts.append(index.select(short))
         count += len(parts[-1])
         skipped += len(index) - len(parts[-1])
-        if limits.maximum_examples is not None and count >= limits.maximum_examples:
+        if count_limit is not None and count >= count_limit:
             break
     if not count:
-        reason = f"longer than the maximum of {limits.maximum_length} tokens"
+        reason = f"longer than the maximum of {maximum} tokens"
         if unlearned:
             reason = "nothing is learned" + (f", or {reason}" if skipped else "")
         raise InputError(
             f"{rows.describe(0)}, and all {len(rows)} rows: {reason}; no example is "
             "left"
         )
-    selected = concatenate_indexes(parts).select(slice(limits.maximum_examples))
+    selected = concatenate_indexes(parts).select(slice(count_limit))
     truncated = 0
     if truncation is not None:
         truncated = np.concatenate(is_cut)[: len(selected)].sum()
@@ -289,26 +265,25 @@ def _check_ranges(
             )
 
 
-def _fits(index: ExampleIndex, limits: Limits) -> Bool[np.ndarray, "E"]:
-    if limits.maximum_length is None:
+def _fits(index: ExampleIndex, maximum: int | None) -> Bool[np.ndarray, "E"]:
+    if maximum is None:
         return np.ones(len(index), bool)
-    lengths = np.maximum(index.input_lengths, index.target_lengths)
-    return lengths <= limits.maximum_length
+    return np.maximum(index.input_lengths, index.target_lengths) <= maximum
 
 
-def _short_enough(
-    index: ExampleIndex, limits: Limits, describe_row: DescribeRow
-) -> Bool[np.ndarray, "E"]:
-    """Returns which examples fit the maximum length, or raises at the first longer."""
-    short = _fits(index, limits)
-    if limits.on_too_long == "error" and not short.all():
-        first = int(np.argmin(short))
+def _check_lengths(
+    index: ExampleIndex,
+    fits: Bool[np.ndarray, "E"],
+    model: ModelInterface,
+    describe_row: DescribeRow,
+) -> None:
+    if not fits.all():
+        first = int(np.argmin(fits))
         length = max(index.input_lengths[first], index.target_lengths[first])
         raise InputError(
             f"{describe_row(int(index.rows[first]))}: {length} tokens, expected at "
-            f"most {limits.maximum_length} (the model's positions minus the prompt "
-            f"vectors{limits.positions_note}); to remove the beginning of such rows, "
+            f"most {model.maximum_length} (the model's positions minus the prompt "
+            f"vectors{model.positions_note}); to remove the beginning of such rows, "
             f"type {how_to_set('DataSource.on_too_long', 'truncate')}, and to leave "
             f"them out {how_to_set('DataSource.on_too_long', 'skip')}"
         )
-    return short

@@ -1,6 +1,5 @@
 """Where rows are split into examples, and which of their tokens are real."""
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -26,17 +25,10 @@ class ExampleBounds(NamedTuple):
     lengths: Int64[np.ndarray, "E"]
 
 
-RowSplitter = Callable[
-    [Integer[np.ndarray, "c n"] | None, Bool[np.ndarray, "c n"]], ExampleBounds
-]
-"""Splits rows into examples, given the rows' token types, if any, and a mask of the
-tokens to include."""
-
-
 def split_at_separators(
     token_types: Integer[np.ndarray, "c n"] | None, included: Bool[np.ndarray, "c n"]
 ) -> ExampleBounds:
-    """Splits each row after its separators (type 3).
+    """Splits each row after its separators (type 3), given the rows' types, if any.
 
     A separator belongs to the example that it ends. The part of a row before its first
     separator or after its last one is an example too, as is a row without separators or

@@ -9,7 +9,8 @@ from jaxtyping import Bool, Int32, Int64
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.data.examples.row_readers import Example
-from prompt_tuning.data.model_interface import ModelInterface, begin_length
+from prompt_tuning.data.model_interface import ModelInterface
+from prompt_tuning.settings.data_source import DataSource
 
 
 class NothingLearnedError(InputError):
@@ -24,29 +25,25 @@ class Truncation:
     template, and the EOS that ends the texts of an encoder-decoder are never removed.
 
     Attributes:
+      source: settings, which tell the end to remove from.
+      model: properties of the model.
       maximum: maximum number of inputs, and of targets.
-      from_left: whether the beginning is removed, so that a completion keeps its end,
-        or else the end.
       same_tokens: see `RowReader`.
-      predicts_first_token: see `DecoderOnlyRowReader`.
-      begin_ids: ids of the tokens that begin a row, such as BOS.
-      input_eos: whether inputs other than the targets end with EOS.
-      inserted: number of tokens of a text that is inserted after `begin_ids`.
-      first_soft_id: first of the ids that represent prompt vectors, or None.
       classifies: whether targets are classes, of states that the row's own tokens have.
-      of_row: whether the last target is the class of the whole row.
+      inserted: number of tokens of a text that is inserted after a row's first ones.
     """
 
+    source: DataSource
+    model: ModelInterface
     maximum: int
-    from_left: bool
     same_tokens: bool
-    predicts_first_token: bool
-    begin_ids: tuple[int, ...]
-    input_eos: bool = True
+    classifies: bool
     inserted: int = 0
-    first_soft_id: int | None = None
-    classifies: bool = False
-    of_row: bool = False
+
+    @property
+    def from_left(self) -> bool:
+        """Whether the beginning is removed, so that a completion keeps its end."""
+        return self.source.on_too_long != "truncate_right"
 
     def __call__(self, example: Example) -> Example:
         """Returns an example with at most `maximum` inputs and targets.
@@ -61,10 +58,11 @@ class Truncation:
         targets = inputs = self._positions(fixed, self.maximum)
         if not self.same_tokens:
             targets = self._positions(_last(len(example.targets)), self.maximum)
-        if self.of_row:
+        if self.model.labels and self.model.problem != "tokens":  # a class of the row
             targets = np.append(inputs[:-1], len(example.targets) - 1)
         weights = example.weights[targets]
-        if self.same_tokens and not (self.predicts_first_token or self.classifies):
+        follows = self.model.predicts_first_token or self.inserted > 0
+        if self.same_tokens and not (follows or self.classifies):
             weights[0] = 0
         if not np.any(weights):
             other = "truncate_right" if self.from_left else "truncate_left"
@@ -94,13 +92,17 @@ class Truncation:
         fixed = np.zeros(len(ids), bool)
         start = 0
         if has_prompt or not self.same_tokens:
-            start = begin_length(self.begin_ids, ids)
+            start = self.model.begin_length(ids)
         fixed[:start] = True
-        if (self.classifies or not self.same_tokens) and self.input_eos:
+        if self.classifies:
+            has_eos = self.model.encodes
+        else:
+            has_eos = not self.same_tokens and self.model.encoder_input.endswith("eos")
+        if has_eos:
             fixed |= _last(len(ids))
         fixed[start : start + self.inserted] = True
-        if self.first_soft_id is not None:
-            fixed |= ids >= self.first_soft_id
+        if self.source.template is not None:  # ids of its prompt vectors follow others
+            fixed |= ids >= self.model.vocabulary_size
         return fixed
 
     def _positions(
@@ -124,28 +126,13 @@ def _last(length: int) -> Bool[np.ndarray, "n"]:
 
 
 def truncation_of(
-    model: ModelInterface,
-    on_too_long: str,
-    *,
-    same_tokens: bool,
-    has_template: bool,
-    inserted: int = 0,
+    source: DataSource, model: ModelInterface, *, same_tokens: bool, inserted: int = 0
 ) -> Truncation | None:
     """Returns how settings of the data cut long examples; None if they do not.
 
     A text of `inserted` tokens comes after BOS.
     """
-    if model.maximum_length is None or not on_too_long.startswith("truncate"):
+    maximum, classifies = model.maximum_length, bool(model.labels)
+    if maximum is None or not source.on_too_long.startswith("truncate"):
         return None
-    return Truncation(
-        model.maximum_length,
-        on_too_long != "truncate_right",
-        same_tokens,
-        model.predicts_first_token or inserted > 0,
-        model.begin_ids,
-        model.encodes if model.labels else model.encoder_input.endswith("eos"),
-        inserted,
-        model.vocabulary_size if has_template else None,
-        bool(model.labels),
-        bool(model.labels) and model.problem != "tokens",
-    )
+    return Truncation(source, model, maximum, same_tokens, classifies, inserted)

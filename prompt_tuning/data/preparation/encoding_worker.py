@@ -27,8 +27,8 @@ from prompt_tuning.data.rows.token_columns import LOSS_WEIGHTS
 from prompt_tuning.data.text import chat_templates
 from prompt_tuning.data.text.conversations import MESSAGES_KEY
 from prompt_tuning.data.text.record_fields import TOOLS_KEY, VARIABLES_KEY
+from prompt_tuning.data.text.text_encoder import TypedTokens
 from prompt_tuning.data.text.tokenizers import Tokenizer
-from prompt_tuning.data.text.typed_texts import TypedTokens
 
 CATEGORY_IDS = "category_ids"
 

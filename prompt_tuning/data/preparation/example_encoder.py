@@ -16,13 +16,13 @@ from prompt_tuning.data.text.chat_templates import ChatTemplate
 from prompt_tuning.data.text.conversations import answers_of, pair_messages
 from prompt_tuning.data.text.learned_conversations import LearnedConversations
 from prompt_tuning.data.text.template_renderer import ChatRecord
-from prompt_tuning.data.text.tokenizers import Tokenizer
-from prompt_tuning.data.text.typed_texts import (
+from prompt_tuning.data.text.text_encoder import (
     RenderedText,
     TypedTextEncoder,
     TypedTokens,
     until_last_answer,
 )
+from prompt_tuning.data.text.tokenizers import Tokenizer
 
 _NEEDS_CHAT = (
     "found chat messages, or keys that a chat template reads (system, history, tools, "

@@ -72,15 +72,6 @@ class InputFile:
         return content_suffix(self.path) in LINES
 
 
-@dataclasses.dataclass(frozen=True)
-class FileVersion:
-    """Resolved path, size and modification time of a file, to detect changes."""
-
-    path: str
-    size: int
-    modified: int
-
-
 def find_input_files(
     names: Sequence[str], record: RecordFormat, *, skip: bool = False
 ) -> list[InputFile]:
@@ -159,10 +150,10 @@ def place_lines(files: Sequence[InputFile], folder: Path) -> list[InputFile]:
     ]
 
 
-def file_versions(files: Sequence[InputFile]) -> list[FileVersion]:
-    """Returns the current versions of files."""
-    stats = [(file.path, file.path.stat()) for file in files]
+def file_versions(files: Sequence[InputFile]) -> list[dict[str, str | int]]:
+    """Returns the resolved path, size and modification time of files."""
+    stats = [(file.path.resolve(), file.path.stat()) for file in files]
     return [
-        FileVersion(str(path.resolve()), stat.st_size, stat.st_mtime_ns)
+        {"path": str(path), "size": stat.st_size, "modified": stat.st_mtime_ns}
         for path, stat in stats
     ]

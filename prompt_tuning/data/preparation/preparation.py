@@ -87,7 +87,7 @@ def prepare(
         if worker.uses_date and preparation.text.chat_date is None:
             preparation = _with_date(preparation, scratch.identity)
             worker = EncodingWorker(preparation, files)
-        identity = _identity(preparation, input_files.file_versions(files))
+        identity = _identity(preparation, files)
         if scratch.identity == identity and scratch.is_published:
             scratch.remove()
             return output
@@ -113,14 +113,14 @@ def _removing(scratch: scratch_directory.ScratchDirectory) -> Iterator[None]:
 
 
 def _identity(
-    preparation: Preparation, versions: Sequence[input_files.FileVersion]
+    preparation: Preparation, files: Sequence[input_files.InputFile]
 ) -> dict[str, Any]:
     """Returns everything that the output's bytes depend on, as JSON values."""
     template = preparation.text.chat_template
     return {
         "format": FORMAT,
         "preparation": _to_json_values(dataclasses.asdict(preparation)),
-        "inputs": [dataclasses.asdict(version) for version in versions],
+        "inputs": input_files.file_versions(files),
         "tokenizer": _stat_files(tokenizer_files(preparation.tokenizer)),
         "chat_template": [] if template is None else _stat_files([Path(template)]),
     }
@@ -221,11 +221,7 @@ class _PreparationStages:
         if self.preparation.skip_malformed:
             append_skipped(folder, summary.problems)
         finished = self.pack(worker, folder)
-        versions = [
-            dataclasses.asdict(version)
-            for version in input_files.file_versions(self.files)
-        ]
-        if versions != identity["inputs"]:
+        if input_files.file_versions(self.files) != identity["inputs"]:
             raise InputError("an input was changed while it was read: start again")
         contents = OutputContents(self.preparation, self.files, summary, finished)
         write_output(contents, folder, self.say)

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from prompt_tuning.core.picture_files import write_picture
 from prompt_tuning.core.token_weights import COMPLETION, PADDING, PROMPT, SEPARATOR
-from prompt_tuning.data.preparation.preparation_metrics import (
+from prompt_tuning.data.preparation.split_writer import (
     BINS_PER_OCTAVE,
     SplitMetrics,
 )

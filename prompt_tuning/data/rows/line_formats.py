@@ -2,14 +2,23 @@
 
 import dataclasses
 import datetime
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.setting_hints import NUMBER, how_to_set
-from prompt_tuning.data.rows.conversation_rows import ConversationEncoder
-from prompt_tuning.data.rows.jsonl import AlpacaEncoder, LineEncoder, RowEncoder
+from prompt_tuning.core.token_weights import SEPARATOR
+from prompt_tuning.data.rows.jsonl import (
+    AlpacaEncoder,
+    JsonLine,
+    LineEncoder,
+    RowEncoder,
+    TypedRow,
+)
 from prompt_tuning.data.rows.text_records import read_records
 from prompt_tuning.data.text import conversations
 from prompt_tuning.data.text.chat_templates import (
@@ -18,6 +27,9 @@ from prompt_tuning.data.text.chat_templates import (
     has_chat_template,
 )
 from prompt_tuning.data.text.learned_conversations import LearnedConversations
+from prompt_tuning.data.text.record_fields import warn_of_unread
+from prompt_tuning.data.text.template_renderer import ChatRecord
+from prompt_tuning.data.text.text_encoder import TypedTokens, until_last_answer
 from prompt_tuning.data.text.tokenizers import Tokenizer, continued_pair
 from prompt_tuning.settings.data_source import LineFormat, Turns
 
@@ -97,6 +109,89 @@ def format_of(
         format = conversations.recognize_format(record, completion_key)
     has_messages = conversations.has_prompt_messages(record, prompt_key)
     return format, has_messages if format == "pairs" else format != "alpaca"
+
+
+class ConversationEncoder:
+    """Encodes a conversation as rows that a chat template renders.
+
+    An answer has type 1, the text before it type 0, and the last token type 3. Messages
+    after the last answer are left out. `pairs` reads the texts of a pair.
+    """
+
+    def __init__(
+        self,
+        format: conversations.RecordFormatName,
+        learned: LearnedConversations,
+        pairs: LineEncoder,
+    ):
+        self.tokenizer = pairs.tokenizer
+        self._format: conversations.RecordFormatName = format
+        self._learned = learned
+        self._pairs = pairs
+        self._read_keys = [*conversations.FORMAT_KEYS[format], *pairs.own_keys]
+        self._warned = self._warned_of_end = False
+
+    def has_completion(self, line: JsonLine) -> bool:
+        """Returns whether an answer is learned; see `RowEncoder`."""
+        return any(self._read(line).learned)
+
+    def rows(self, lines: Sequence[JsonLine], add_eos: bool) -> list[list[TypedRow]]:
+        """Encodes lines as rows; see `RowEncoder`."""
+        del add_eos  # the template ends each answer
+        records = [self._conversation(line) for line in lines]
+        if not self._warned:
+            self._warned = True
+            warn_of_unread(lines[0].content, lines[0].location, self._read_keys)
+        rows = []
+        for line, examples in zip(lines, self._learned(records), strict=True):
+            if isinstance(examples, str):
+                raise InputError(f"{line.location}: {examples}")
+            rows.append([_typed_row(example) for example in examples])
+        return rows
+
+    def _conversation(self, line: JsonLine) -> ChatRecord:
+        whole = self._read(line)
+        record = until_last_answer(whole)
+        if whole.messages[-1]["role"] == "user" and not self._warned_of_end:
+            self._warned_of_end = True
+            warnings.warn(
+                f"{line.location}: the conversation ends with a message of the user "
+                "that nothing answers, which is left out, as in other lines like this",
+                stacklevel=2,
+            )
+        if not record.messages:
+            raise InputError(
+                f"{line.location}: no message of an assistant that is learned, so "
+                "nothing is learned; leave the line out"
+            )
+        return record
+
+    def _read(self, line: JsonLine) -> ChatRecord:
+        pairs, elsewhere = self._pairs, self._pairs.elsewhere
+        content, location = line.content, line.location
+        if self._format == "messages":
+            return conversations.read_chat_messages(
+                content, conversations.MESSAGES_KEY, location, elsewhere
+            )
+        if self._format == "sharegpt":
+            return conversations.read_sharegpt(content, location, elsewhere)
+        if self._format == "alpaca":
+            pair = conversations.read_alpaca(content, location)
+            return conversations.read_pair(*pair, content, location, elsewhere)
+        key = pairs.prompt_key
+        if key is not None and conversations.has_prompt_messages(content, key):
+            return conversations.read_prompt_messages(
+                content, key, pairs.completion_key, location, elsewhere
+            )
+        return conversations.read_pair(
+            *pairs.texts(line), content, location, pairs.own_keys
+        )
+
+
+def _typed_row(tokens: TypedTokens) -> TypedRow:
+    types = np.array(tokens.token_types, np.int32)
+    types[-1] = SEPARATOR
+    return np.array(tokens.input_ids, np.int32), types
 
 
 def choose_encoder(

@@ -40,7 +40,7 @@ def read_parquet(path: Path) -> Iterator[JsonLine]:
     with _reporting_damage(path), parquet.ParquetFile(path) as file:
         _check_sizes(path, file)
         columns = [
-            field.name for field in file.schema_arrow if not _is_binary(field.type)
+            field.name for field in file.schema_arrow if "binary" not in str(field.type)
         ]
         batches = file.iter_batches(
             batch_size=_batch_rows(file.metadata), columns=columns, use_threads=False
@@ -77,10 +77,6 @@ def _import_parquet(path: Path) -> Any:
             f"{path} is a parquet file, which needs pyarrow: install it with "
             "pip install 'prompt-tuning[parquet]', or write the data as .jsonl"
         ) from error
-
-
-def _is_binary(kind: Any) -> bool:
-    return "binary" in str(kind)
 
 
 def _check_sizes(path: Path, file: Any) -> None:

@@ -125,8 +125,8 @@ def write_rows(
             f"{argument} is {kind_of(rows)}, expected rows: pairs (prompt, "
             "completion), mappings, a table, or the paths of files"
         )
-    if _is_of_arrow(data):
-        rows = map(_without_nulls, rows)
+    if type(data).__module__.partition(".")[0] in ("datasets", "pyarrow"):
+        rows = ({name: drop_nulls(x) for name, x in row.items()} for row in rows)
     lines = [
         json.dumps(
             _row(item, f"{argument}, row {index}", prompt_key, completion_key),
@@ -146,14 +146,6 @@ def write_rows(
         return
     file.parent.mkdir(parents=True, exist_ok=True)
     write_file(file, content)
-
-
-def _is_of_arrow(data: Any) -> bool:
-    return type(data).__module__.partition(".")[0] in ("datasets", "pyarrow")
-
-
-def _without_nulls(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: drop_nulls(value) for name, value in row.items()}
 
 
 def _row(
@@ -231,13 +223,10 @@ def table_rows(data: Any, argument: str) -> Any:
 
 def is_columns(data: Any) -> bool:
     """Tests whether data is a mapping of columns, rather than one row."""
-    return (
-        isinstance(data, Mapping) and bool(data) and all(map(_is_column, data.values()))
-    )
-
-
-def _is_column(value: Any) -> bool:
-    return isinstance(value, list | tuple) or hasattr(value, "tolist")
+    if not isinstance(data, Mapping) or not data:
+        return False
+    columns = data.values()
+    return all(isinstance(x, list | tuple) or hasattr(x, "tolist") for x in columns)
 
 
 def _rows_of_columns(columns: Mapping[Any, Any], argument: str) -> list[dict[str, Any]]:

@@ -1,17 +1,30 @@
-"""The records of text files: lines of jsonl, rows of tables, objects of a JSON list."""
+"""The records of text files: lines of jsonl, rows of tables, objects of a JSON list.
+
+`read_inputs` also reads inputs without targets, from files, standard input or texts.
+"""
 
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.typed_json import MAXIMUM_BYTES, NAMES, parse_json
+from prompt_tuning.core.utf8_text import decode_text
 from prompt_tuning.data.rows import compressed_files, csv_rows
-from prompt_tuning.data.rows.jsonl import MAXIMUM_LINE, JsonLine, read_lines
+from prompt_tuning.data.rows.data_files import list_files, text_suffix
+from prompt_tuning.data.rows.jsonl import (
+    MAXIMUM_LINE,
+    JsonLine,
+    numbered_lines,
+    parse_lines,
+    read_lines,
+)
 from prompt_tuning.data.rows.parquet_files import read_parquet
-from prompt_tuning.data.rows.record_spans import find_spans
+from prompt_tuning.data.rows.record_spans import BYTE_ORDER_MARK, find_spans
 
+TEXT_SUFFIX = ".txt"
+STANDARD_INPUT = "-"
 QUOTES_HINT = (
     'write a quote within a cell as two quotes ("") and enclose the cell in quotes'
 )
@@ -120,3 +133,93 @@ READERS: dict[str, Callable[[Path], Iterator[JsonLine]]] = {
     ".parquet": read_parquet,
 }
 """Readers of files of text that are no tables, by the suffix of their content."""
+
+
+def is_input_file(argument: str) -> bool:
+    """Tests whether an argument names a file, or standard input; else it is text."""
+    if argument == STANDARD_INPUT:
+        return True
+    return text_suffix(Path(argument)) is not None or _is_plain(argument)
+
+
+def has_plain_texts(arguments: Sequence[str]) -> bool:
+    """Tests whether some inputs are texts, rather than records with keys."""
+    return any(
+        not is_input_file(argument) or argument == STANDARD_INPUT or _is_plain(argument)
+        for argument in arguments
+    )
+
+
+def read_inputs(
+    arguments: Sequence[str], key: str, read_standard_input: Callable[[], bytes]
+) -> list[JsonLine]:
+    """Reads the inputs that arguments name, in order.
+
+    An argument is a file of records (see `text_records`) or a glob of such files, a
+    text file with an input on each line, `-` for standard input as jsonl or text, or
+    else an input itself. Plain texts get the `key`. Empty lines are skipped.
+    """
+    lines: list[JsonLine] = []
+    texts: list[str] = []
+    for argument in arguments:
+        if not is_input_file(argument):
+            texts.append(argument)
+            lines.append(JsonLine(Path("texts"), len(texts), {key: argument}))
+            continue
+        before = len(lines)
+        lines.extend(_read_file(argument, key, read_standard_input))
+        if len(lines) == before:
+            raise InputError(f"{_name(argument)} has no line, expected at least one")
+    return lines
+
+
+def lines_of(inputs: Sequence[str | Mapping[str, Any]], key: str) -> list[JsonLine]:
+    """Returns inputs that Python passes, texts or mappings, as lines."""
+    lines = []
+    for number, item in enumerate(inputs, start=1):
+        if isinstance(item, str):
+            content = {key: item}
+        elif isinstance(item, Mapping):
+            content = {str(name): value for name, value in item.items()}
+        else:
+            raise InputError(
+                f"input {number} is {shown(item)}, expected a text or a mapping"
+            )
+        lines.append(JsonLine(Path("inputs"), number, content))
+    return lines
+
+
+def _read_file(
+    argument: str, key: str, read_standard_input: Callable[[], bytes]
+) -> Iterator[JsonLine]:
+    path = _name(argument)
+    if argument == STANDARD_INPUT:
+        content = read_standard_input()
+        stream = io.BytesIO(content)
+        if content.removeprefix(BYTE_ORDER_MARK).lstrip().startswith(b"{"):
+            yield from parse_lines(stream, path)
+        else:
+            yield from _text_lines(stream, path, key)
+        return
+    for file in list_files(argument):
+        if not _is_plain(file.name):
+            yield from read_records(file)
+            continue
+        with compressed_files.open_content(file) as stream:
+            yield from _text_lines(stream, file, key)
+
+
+def _is_plain(name: str) -> bool:
+    return compressed_files.content_suffix(Path(name)) == TEXT_SUFFIX
+
+
+def _name(argument: str) -> Path:
+    return Path("standard input" if argument == STANDARD_INPUT else argument)
+
+
+def _text_lines(stream: io.BufferedIOBase, path: Path, key: str) -> Iterator[JsonLine]:
+    for number, location, line in numbered_lines(stream, path):
+        content = line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line
+        text = decode_text(content, location).rstrip("\r\n")
+        if text.strip():
+            yield JsonLine(path, number, {key: text})

@@ -1,17 +1,18 @@
-"""Limits how much work a `tokenizer.json` can make its library do.
+"""Limits how much work a `tokenizer.json` can make its library do, and its errors.
 
 The file may contain regular expressions that take exponential time to match, and
 replacements that lengthen a text without bound. You cannot interrupt the library. But
 other threads run while it encodes a batch, so a thread can be left waiting for it.
 """
 
+import contextlib
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from typing import Any, NamedTuple, TypeVar
 
-from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.errors import MAXIMUM_SHOWN, InputError
 from prompt_tuning.data.text.gguf_splits import LLAMA_3, QWEN_2
 
 Result = TypeVar("Result")
@@ -42,6 +43,28 @@ MAXIMUM_WORD = 1_000
 
 QUICK_EXPRESSIONS = frozenset({LLAMA_3, QWEN_2, r"[\s\S]"})
 """Expressions that match in linear time: of Llama 3, Qwen 2, and single characters."""
+
+MAXIMUM_FILE = 2**27
+"""Maximum size in bytes of each file of a tokenizer."""
+
+DECODING = "the tokenizer cannot decode its own ids"
+
+
+@contextlib.contextmanager
+def reporting_errors(problem: Callable[[], str]) -> Iterator[None]:
+    """Reports errors of a tokenizer's library; `problem` says what cannot be done."""
+    try:
+        yield
+    except InputError:
+        raise
+    # The libraries raise nothing narrower, and a panic of Rust code is a
+    # `PanicException`, whose class derives from BaseException and cannot be imported.
+    except BaseException as error:
+        is_panic = type(error).__name__ == "PanicException"
+        if not isinstance(error, Exception) and not is_panic:
+            raise
+        reason = str(error)[:MAXIMUM_SHOWN] or type(error).__name__
+        raise InputError(f"{problem()}: {reason}") from error
 
 
 class TooSlowError(InputError):

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from prompt_tuning.core.errors import InputError, kind_of, shown
-from prompt_tuning.data.text.library_errors import reporting_errors
+from prompt_tuning.data.text.encoding_limits import reporting_errors
 from prompt_tuning.data.text.tokenizers import HuggingFaceTokenizer, Tokenizer
 
 

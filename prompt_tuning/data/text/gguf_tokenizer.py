@@ -13,9 +13,8 @@ from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.gguf_files import is_gguf, read_gguf
 from prompt_tuning.core.typed_json import JsonObject
 from prompt_tuning.data.text import tokenizer_building
-from prompt_tuning.data.text.encoding_limits import read_costs
+from prompt_tuning.data.text.encoding_limits import read_costs, reporting_errors
 from prompt_tuning.data.text.gguf_splits import SPLITS, UNNAMED
-from prompt_tuning.data.text.library_errors import reporting_errors
 from prompt_tuning.data.text.sentencepiece_files import (
     BPE,
     CONTROL,

@@ -15,9 +15,8 @@ from prompt_tuning.core.token_weights import COMPLETION
 from prompt_tuning.data.text.chat_templates import ChatTemplate, turn_ends
 from prompt_tuning.data.text.learned_answers import TypedText
 from prompt_tuning.data.text.template_renderer import ChatRecord, LearnedTexts
-from prompt_tuning.data.text.text_encoder import TextEncoder
+from prompt_tuning.data.text.text_encoder import TextEncoder, TypedTokens
 from prompt_tuning.data.text.tokenizers import Tokenizer
-from prompt_tuning.data.text.typed_texts import TypedTokens
 from prompt_tuning.settings.data_source import Turns
 
 Encoded = tuple[list[int], list[int] | None]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.typed_json import read_limited
-from prompt_tuning.data.text.library_errors import MAXIMUM_FILE, reporting_errors
+from prompt_tuning.data.text.encoding_limits import MAXIMUM_FILE, reporting_errors
 
 if TYPE_CHECKING:
     import tokenizers

@@ -15,8 +15,13 @@ from typing import TYPE_CHECKING, Any
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.typed_json import parse_json, read_limited, read_object
 from prompt_tuning.data.text import added_tokens, special_tokens, word_pieces
-from prompt_tuning.data.text.encoding_limits import QUICK, Costs, read_costs
-from prompt_tuning.data.text.library_errors import MAXIMUM_FILE, reporting_errors
+from prompt_tuning.data.text.encoding_limits import (
+    MAXIMUM_FILE,
+    QUICK,
+    Costs,
+    read_costs,
+    reporting_errors,
+)
 from prompt_tuning.data.text.sentencepiece_files import (
     SentencePieceFile,
     read_sentencepiece,
@@ -28,7 +33,6 @@ from prompt_tuning.data.text.tokenizer_classes import (
     TokenizerClass,
     charsmap_of,
     class_name,
-    extra_tokens,
     refusal,
     same_parts,
 )
@@ -329,4 +333,5 @@ def _class_tokens(name: str, settings: Mapping[str, Any], source: str) -> list[s
             f"the settings next to {source} have extra_ids = {count!r}, expected a "
             f"whole number from 0 to {MAXIMUM_EXTRA:,}"
         )
-    return extra_tokens(name, {"extra_ids": count})
+    is_t5 = name == "T5Tokenizer"
+    return [f"<extra_id_{i}>" for i in reversed(range(count))] if is_t5 else []

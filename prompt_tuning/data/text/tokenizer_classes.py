@@ -322,13 +322,6 @@ def refusal(source: str, name: str) -> str:
     )
 
 
-def extra_tokens(name: str, settings: Mapping[str, Any]) -> list[str]:
-    """Returns the texts of the special tokens that a class adds to a vocabulary."""
-    if name == "T5Tokenizer":
-        return [f"<extra_id_{i}>" for i in reversed(range(settings["extra_ids"]))]
-    return []
-
-
 def charsmap_of(normalizer: Any) -> bytes:
     """Returns the table of characters in the normalizer of a `tokenizer.json`."""
     steps = [normalizer] if isinstance(normalizer, dict) else []

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Protocol, SupportsIndex, runtime_checkable
 
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.gguf_files import is_gguf
-from prompt_tuning.data.text import encoding_limits, library_errors
+from prompt_tuning.data.text import encoding_limits
+from prompt_tuning.data.text.encoding_limits import reporting_errors
 from prompt_tuning.data.text.gguf_tokenizer import (
     build_gguf_tokenizer,
     has_gguf_tokenizer,
 )
-from prompt_tuning.data.text.library_errors import reporting_errors
 from prompt_tuning.data.text.special_tokens import ROLES, SpecialTokens
 from prompt_tuning.data.text.tokenizer_building import BuiltTokenizer, build_tokenizer
 from prompt_tuning.data.text.tokenizer_folder import find_tokenizer
@@ -73,73 +73,11 @@ class Tokenizer(Protocol):
         ...
 
 
-@dataclasses.dataclass(frozen=True)
-class Anchor:
-    """A text to encode before a continuation, and its ids, which are then removed."""
-
-    text: str
-    ids: list[int]
-
-
-def find_anchor(tokenizer: Tokenizer, entries: Sequence[str]) -> Anchor | None:
-    """Finds an anchor; returns None if the tokenizer puts no space before a text.
-
-    The anchor is a character that occurs in vocabulary entries only at their end. So no
-    token spans the boundary after it, and the text that follows is encoded as if it
-    stood alone.
-    """
-    first = tokenizer.encode("a")
-    if not first or not tokenizer.token(first[0]).startswith(SPACE_MARKS):
-        return None
-    inside = set("".join(entry[:-1] for entry in entries))
-    single = [entry for entry in entries if len(entry) == 1 and entry not in inside]
-    # Punctuation first: a letter could merge with an accent that begins the text.
-    for character in sorted(single, key=str.isalnum):
-        ids = tokenizer.encode(character)
-        if ids and tokenizer.decode(ids) == character:
-            return Anchor(character, ids)
-    raise InputError(
-        "this tokenizer puts a space before every text, and has no character after "
-        "which a completion can be encoded: use separate texts (an encoder-decoder "
-        "model) or a tokenizer without a dummy prefix"
-    )
-
-
-def encode_after(tokenizer: Tokenizer, anchor: Anchor | None, text: str) -> list[int]:
-    """Encodes a text after an anchor, if the tokenizer needs one.
-
-    A text that merges with the anchor is refused.
-    """
-    if not text or anchor is None:
-        return tokenizer.encode(text)
-    ids = tokenizer.encode(anchor.text + text)
-    if ids[: len(anchor.ids)] != anchor.ids:
-        raise InputError(
-            f"the text {text[:20]!r} merges with the character before it, so it cannot "
-            "be encoded as a completion: begin it with another character"
-        )
-    return ids[len(anchor.ids) :]
-
-
-class _SpecialTokenAttributes:
-    """Implements the special tokens' attributes of `Tokenizer`.
-
-    In `special`, `pad_id` is None if no padding token is defined.
-    """
-
-    def __init__(self, special: SpecialTokens):
-        self.special = special
-        fallback = 0 if special.eos_id is None else special.eos_id
-        self.bos_id = special.bos_id
-        self.eos_id = special.eos_id
-        self.pad_id = fallback if special.pad_id is None else special.pad_id
-        self.begin_ids = special.begin_ids or ()
-
-
-class HuggingFaceTokenizer(_SpecialTokenAttributes):
+class HuggingFaceTokenizer:
     """A tokenizer of the library `tokenizers`; see `Tokenizer`.
 
     Attributes:
+      special: ids of the special tokens; without padding, `pad_id` here is EOS or 0.
       folder: folder or GGUF file that it was loaded from, which may contain a chat
         template; None if it was not loaded from a file.
       costs: limits of encoding.
@@ -154,7 +92,11 @@ class HuggingFaceTokenizer(_SpecialTokenAttributes):
         costs: encoding_limits.Costs = encoding_limits.QUICK,
         cleans_spaces: bool = False,
     ):
-        super().__init__(special)
+        self.special = special
+        self.bos_id, self.eos_id = special.bos_id, special.eos_id
+        fallback = 0 if special.eos_id is None else special.eos_id
+        self.pad_id = fallback if special.pad_id is None else special.pad_id
+        self.begin_ids = special.begin_ids or ()
         self.cleans_spaces = cleans_spaces
         self.tokenizer = tokenizer
         self.folder = folder
@@ -195,13 +137,22 @@ class HuggingFaceTokenizer(_SpecialTokenAttributes):
         return self._limited(encode, sum(map(len, texts)))
 
     def encode_continuation(self, text: str) -> list[int]:
-        """See `Tokenizer`."""
-        return encode_after(self, self._anchor, text)
+        """See `Tokenizer`; a text that merges with the anchor is refused."""
+        if not text or self._anchor is None:
+            return self.encode(text)
+        before, before_ids = self._anchor
+        ids = self.encode(before + text)
+        if ids[: len(before_ids)] != before_ids:
+            raise InputError(
+                f"the text {text[:20]!r} merges with the character before it, so it "
+                "cannot be encoded as a completion: begin it with another character"
+            )
+        return ids[len(before_ids) :]
 
     def decode(self, ids: Iterable[SupportsIndex]) -> str:
         """See `Tokenizer`."""
         inside = [i for i in map(int, ids) if 0 <= i < self.vocabulary_size]
-        with reporting_errors(lambda: library_errors.DECODING):
+        with reporting_errors(lambda: encoding_limits.DECODING):
             if self.costs.is_quick:
                 text = self.tokenizer.decode(inside, skip_special_tokens=True)
             else:
@@ -219,8 +170,29 @@ class HuggingFaceTokenizer(_SpecialTokenAttributes):
         return f"<unused {id}>" if entry is None else entry
 
     @functools.cached_property
-    def _anchor(self) -> Anchor | None:
-        return find_anchor(self, list(self.tokenizer.get_vocab()))
+    def _anchor(self) -> tuple[str, list[int]] | None:
+        """A text to encode before a continuation, and its ids, which are then removed.
+
+        None if the tokenizer puts no space before a text. The anchor is a character
+        that occurs in vocabulary entries only at their end. So no token spans the
+        boundary after it, and the text that follows is encoded as if it stood alone.
+        """
+        first = self.encode("a")
+        if not first or not self.token(first[0]).startswith(SPACE_MARKS):
+            return None
+        entries = list(self.tokenizer.get_vocab())
+        inside = set("".join(entry[:-1] for entry in entries))
+        single = [entry for entry in entries if len(entry) == 1 and entry not in inside]
+        # Punctuation first: a letter could merge with an accent that begins the text.
+        for character in sorted(single, key=str.isalnum):
+            ids = self.encode(character)
+            if ids and self.decode(ids) == character:
+                return character, ids
+        raise InputError(
+            "this tokenizer puts a space before every text, and has no character after "
+            "which a completion can be encoded: use separate texts (an encoder-decoder "
+            "model) or a tokenizer without a dummy prefix"
+        )
 
 
 def clean_spaces(text: str) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.typed_json import JsonObject, read_limited
-from prompt_tuning.data.text.library_errors import MAXIMUM_FILE, reporting_errors
+from prompt_tuning.data.text.encoding_limits import MAXIMUM_FILE, reporting_errors
 
 if TYPE_CHECKING:
     import tokenizers

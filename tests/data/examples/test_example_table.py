@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.data.examples.example_table import Limits
 from prompt_tuning.data.examples.row_splitting import find_turns
 from prompt_tuning.data.text.tokenizers import load_tokenizer
 from tests.support import prepared_rows as prepared
 from tests.support.dummies import LetterTokenizer
 from tests.support.example_tables import load_for as load
 from tests.support.prepared_rows import PRETRAINING, TUNING
+from tests.support.refusals import refuses
 from tests.support.shared_data import FIXTURES
 
 # The two examples of "Backpropagation best practices".
@@ -286,20 +286,11 @@ def test_files_of_two_kinds_are_refused(tmp_path):
         load(tmp_path / "absent.h5")
 
 
-@pytest.mark.parametrize(
-    ("choice", "message"),
-    [
-        (
-            {"on_too_long": "cut"},
-            "on_too_long is 'cut', expected one of 'error'",
-        ),
-        ({"maximum_examples": 0}, "maximum_examples is 0, expected 1 or more"),
-        ({"maximum_length": 0}, "maximum_length is 0, expected 1 or more"),
-    ],
-)
-def test_invalid_limits_are_refused(choice, message):
-    with pytest.raises(InputError, match=message):
-        Limits(vocabulary_size=70, **choice)
+def test_invalid_limits_are_refused():
+    with refuses("on_too_long is 'cut', expected one of 'error'"):
+        load(PRETRAINING, on_too_long="cut")
+    with refuses("maximum_examples is 0, expected at least 1"):
+        load(PRETRAINING, maximum_examples=0)
 
 
 def with_column(path, name, values):

@@ -11,13 +11,13 @@ from prompt_tuning.core.atomic_files import write_file
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.data.preparation import preparation_plot, worker_pool
 from prompt_tuning.data.preparation.preparation import prepare
-from prompt_tuning.data.preparation.preparation_metrics import SplitMetrics
 from prompt_tuning.data.preparation.preparation_settings import (
     Preparation,
     Share,
     Splits,
     TokenizerChoice,
 )
+from prompt_tuning.data.preparation.split_writer import SplitMetrics
 from tests.support.crash_states import read_tree, recorded
 from tests.support.small_tokenizer import write_tokenizer
 

@@ -10,8 +10,8 @@ import pytest
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.token_weights import COMPLETION, SEPARATOR
-from prompt_tuning.data.rows.conversation_rows import ConversationEncoder
 from prompt_tuning.data.rows.jsonl import AlpacaEncoder, JsonLine, LineEncoder
+from prompt_tuning.data.rows.line_formats import ConversationEncoder
 from prompt_tuning.data.rows.python_rows import write_rows
 from prompt_tuning.data.rows.text_records import read_records
 from prompt_tuning.data.text.chat_templates import ChatTemplate, chat_template_of
