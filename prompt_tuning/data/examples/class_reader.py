@@ -16,7 +16,7 @@ from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.data.examples import row_readers
 from prompt_tuning.data.examples.example_groups import example_weight
 from prompt_tuning.data.model_interface import ModelInterface
-from prompt_tuning.data.rows.row_sources import DescribeRow, Row, RowBlock
+from prompt_tuning.data.rows.row_sources import Row, RowBlock
 
 UNREAD = "a"
 """Text that stands in the place of a completion that is not encoded."""
@@ -43,11 +43,9 @@ class ClassRowReader:
         """See `RowReader`."""
         return self.reader.same_tokens
 
-    def scan(
-        self, block: RowBlock, describe_row: DescribeRow
-    ) -> row_readers.ExampleIndex:
+    def scan(self, block: RowBlock) -> row_readers.ExampleIndex:
         """Returns the other reader's index with the lengths of prompts and classes."""
-        index = self.reader.scan(block, describe_row)
+        index = self.reader.scan(block)
         lengths, counts = np.zeros((2, len(index)), np.int64)
         for number in range(len(index)):
             row = int(index.rows[number])
@@ -55,7 +53,7 @@ class ClassRowReader:
             try:
                 example = self.example(block.read(row, tokens))
             except InputError as error:
-                raise InputError(f"{describe_row(row)}: {error}") from error
+                raise InputError(f"{block.describe(row)}: {error}") from error
             lengths[number] = len(example.inputs)
             counts[number] = np.count_nonzero(example.weights)
         return dataclasses.replace(

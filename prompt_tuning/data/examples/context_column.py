@@ -80,7 +80,7 @@ class ContextColumn:
             if wrong.any():
                 row = int(np.argmax(wrong))
                 error = self._error(float(numbers[row]))
-                raise InputError(f"{rows.describe(block.start + row)}: {error}")
+                raise InputError(f"{block.describe(block.start + row)}: {error}")
 
     def _error(self, value: object) -> str:
         count = len(self.contexts)

@@ -8,7 +8,7 @@ import numpy as np
 from prompt_tuning.data.examples import row_readers
 from prompt_tuning.data.examples.example_table import Examples
 from prompt_tuning.data.model_interface import begin_length
-from prompt_tuning.data.rows.row_sources import DescribeRow, Row, RowBlock
+from prompt_tuning.data.rows.row_sources import Row, RowBlock
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,11 +28,9 @@ class ContextRowReader:
         """See `RowReader`."""
         return self.reader.same_tokens
 
-    def scan(
-        self, block: RowBlock, describe_row: DescribeRow
-    ) -> row_readers.ExampleIndex:
+    def scan(self, block: RowBlock) -> row_readers.ExampleIndex:
         """Returns the other reader's index with longer inputs; see `RowReader`."""
-        index = self.reader.scan(block, describe_row)
+        index = self.reader.scan(block)
         lengths = {"input_lengths": index.input_lengths + len(self.ids)}
         if self.same_tokens:
             lengths["target_lengths"] = index.target_lengths + len(self.ids)

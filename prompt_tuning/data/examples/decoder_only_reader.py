@@ -17,7 +17,7 @@ from prompt_tuning.data.examples.row_splitting import (
     token_positions,
 )
 from prompt_tuning.data.model_interface import ModelInterface
-from prompt_tuning.data.rows.row_sources import DescribeRow, Row, RowBlock
+from prompt_tuning.data.rows.row_sources import Row, RowBlock
 from prompt_tuning.data.rows.tasks import TaskToken
 from prompt_tuning.data.rows.token_columns import TokenValues
 from prompt_tuning.settings.data_source import DataSource
@@ -41,33 +41,29 @@ class DecoderOnlyRowReader:
         first token.
     """
 
+    same_tokens = True
+
     source: DataSource
     model: ModelInterface
     task_token: TaskToken | None = None
     follows_text: bool = False
 
-    @property
-    def same_tokens(self) -> bool:
-        """See `RowReader`."""
-        return True
-
-    def scan(
-        self, block: RowBlock, describe_row: DescribeRow
-    ) -> row_readers.ExampleIndex:
+    def scan(self, block: RowBlock) -> row_readers.ExampleIndex:
         """Returns the examples with at least one learned token; see `RowReader`."""
         bounds = self._bounds(block)
-        tasks = self._tasks(block, bounds, describe_row)
+        tasks = self._tasks(block, bounds)
         try:
             weights = self._block_weights(block, bounds)
         except InputError as error:
-            raise InputError(f"{describe_row(block.start)}: {error}") from error
+            raise InputError(f"{block.describe(block.start)}: {error}") from error
         learned = np.count_nonzero(weights, axis=1)
         if not learned.all() and self.source.on_nothing_learned == "error":
+            first = block.start + int(np.argmin(learned))
             raise InputError(
-                f"{describe_row(block.start + int(np.argmin(learned)))}: no token has "
-                "a loss weight, expected at least one learned token (BOS is never "
-                "learned, nor is the first token of an example in a model without a "
-                f"prompt); {row_readers.how_to_skip()}"
+                f"{block.describe(first)}: no token has a loss weight, expected at "
+                "least one learned token (BOS is never learned, nor is the first token "
+                "of an example in a model without a prompt); "
+                f"{row_readers.how_to_skip()}"
             )
         # Learned tokens of each example, `[E]`, counted in the flattened rows.
         begins = bounds.rows * weights.shape[1] + bounds.starts
@@ -186,9 +182,7 @@ class DecoderOnlyRowReader:
         is_bos = np.equal(input_ids, next(iter(self.model.begin_ids), -1))
         return is_bos if token_types is None else is_bos & (token_types != SEPARATOR)
 
-    def _tasks(
-        self, block: RowBlock, bounds: ExampleBounds, describe_row: DescribeRow
-    ) -> Int64[np.ndarray, "E"]:
+    def _tasks(self, block: RowBlock, bounds: ExampleBounds) -> Int64[np.ndarray, "E"]:
         """Returns the tasks of the examples; 0 without task tokens."""
         token, rows = self.task_token, bounds.rows
         if token is None:
@@ -202,7 +196,7 @@ class DecoderOnlyRowReader:
         if missing.any():
             first = int(np.argmax(missing))
             raise InputError(
-                f"{describe_row(block.start + int(rows[first]))}: token "
+                f"{block.describe(block.start + int(rows[first]))}: token "
                 f"{int(bounds.starts[first]) + token.position} should be the task "
                 "token (DataSource.task_token), but the example ends before it"
             )

@@ -10,7 +10,7 @@ from prompt_tuning.core.token_weights import PADDING, PROMPT, token_weights
 from prompt_tuning.data.examples import row_readers
 from prompt_tuning.data.examples.row_splitting import find_turns, unpadded_lengths
 from prompt_tuning.data.model_interface import ModelInterface
-from prompt_tuning.data.rows.row_sources import DescribeRow, Row, RowBlock
+from prompt_tuning.data.rows.row_sources import Row, RowBlock
 from prompt_tuning.data.rows.tasks import TaskToken
 
 TYPES_NEEDED = (
@@ -35,37 +35,32 @@ class EncoderDecoderRowReader:
       skip_unlearned: whether turns without a learned token are left out, not refused.
     """
 
+    same_tokens = False
+
     eos_id: int
     model: ModelInterface
     task_token: TaskToken | None
     skip_unlearned: bool
 
-    @property
-    def same_tokens(self) -> bool:
-        """See `RowReader`."""
-        return False
-
-    def scan(
-        self, block: RowBlock, describe_row: DescribeRow
-    ) -> row_readers.ExampleIndex:
+    def scan(self, block: RowBlock) -> row_readers.ExampleIndex:
         """Returns one example for each turn; see `RowReader`."""
         entries: list[tuple[int, ...]] = []
         for offset, length in enumerate(unpadded_lengths(block)):
             row = block.start + offset
             if block.token_types is None:
-                raise InputError(f"{describe_row(row)}: {TYPES_NEEDED}")
+                raise InputError(f"{block.describe(row)}: {TYPES_NEEDED}")
             types = block.token_types[offset]
             for start, stop in find_turns(types[:length]):
                 turn = types[start:stop]
                 if self.skip_unlearned and not _has_target(turn):
                     continue
-                self._check_turn(turn, describe_row(row), start)
+                self._check_turn(turn, block.describe(row), start)
                 example = self.example(block.read(row, slice(start, stop)))
                 count = int(np.count_nonzero(example.weights))
                 if not count and self.skip_unlearned:
                     continue
                 if not count:
-                    raise InputError(_nothing_learned(describe_row(row), start))
+                    raise InputError(_nothing_learned(block.describe(row), start))
                 lengths = len(example.inputs), len(example.targets)
                 entries.append((row, start, stop, *lengths, count, example.prompt_id))
         # [E, 7], in the order of the index's columns.

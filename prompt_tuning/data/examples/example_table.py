@@ -19,7 +19,7 @@ from prompt_tuning.data.examples.row_readers import (
 from prompt_tuning.data.examples.truncation import NothingLearnedError, Truncation
 from prompt_tuning.data.model_interface import ModelInterface
 from prompt_tuning.data.rows.hdf5_rows import INPUT_IDS, TOKEN_TYPE_IDS
-from prompt_tuning.data.rows.row_sources import DescribeRow, RowBlock, RowSource
+from prompt_tuning.data.rows.row_sources import RowBlock, RowSource
 from prompt_tuning.data.rows.tasks import Tasks
 from prompt_tuning.data.rows.token_columns import CONTEXTS
 from prompt_tuning.settings.data_source import DataSource
@@ -155,17 +155,15 @@ def scan_rows(
     is_cut: list[np.ndarray] = []
     maximum, count_limit = model.maximum_length, source.maximum_examples
     for block in rows.blocks():
-        _check_ranges(block, model.vocabulary_size + soft_ids, rows.describe)
-        index = reader.scan(block, rows.describe)
+        _check_ranges(block, model.vocabulary_size + soft_ids)
+        index = reader.scan(block)
         unlearned += len(block.input_ids) - len(np.unique(index.rows))
         if tasks is not None:
-            index = _set_tasks(index, block, tasks, rows.describe)
+            index = _set_tasks(index, block, tasks)
         short = np.ones(len(index), bool)
         if truncation is not None:
             skips, fits = source.on_nothing_learned == "skip", _fits(index, maximum)
-            index = _truncate(
-                index, block, reader, truncation, rows.describe, skip_unlearned=skips
-            )
+            index = _truncate(index, block, reader, truncation, skip_unlearned=skips)
             learned = index.weight_counts > 0
             is_cut.append(~fits[learned])
             index, short = index.select(learned), short[learned]
@@ -173,7 +171,7 @@ def scan_rows(
         else:
             short = _fits(index, maximum)
             if source.on_too_long == "error":
-                _check_lengths(index, short, model, rows.describe)
+                _check_lengths(index, short, model, block)
         parts.append(index.select(short))
         count += len(parts[-1])
         skipped += len(index) - len(parts[-1])
@@ -199,7 +197,6 @@ def _truncate(
     block: RowBlock,
     reader: RowReader,
     truncation: Truncation,
-    describe_row: DescribeRow,
     *,
     skip_unlearned: bool,
 ) -> ExampleIndex:
@@ -218,11 +215,11 @@ def _truncate(
             example = truncation(example)
         except NothingLearnedError as error:
             if not skip_unlearned:
-                raise InputError(f"{describe_row(row)}: {error}") from error
+                raise InputError(f"{block.describe(row)}: {error}") from error
             sizes[2][number] = 0
             continue
         except InputError as error:
-            raise InputError(f"{describe_row(row)}: {error}") from error
+            raise InputError(f"{block.describe(row)}: {error}") from error
         learned = int(np.count_nonzero(example.weights))
         new = len(example.inputs), len(example.targets), learned
         for size, value in zip(sizes, new, strict=True):
@@ -233,9 +230,7 @@ def _truncate(
     )
 
 
-def _set_tasks(
-    index: ExampleIndex, block: RowBlock, tasks: Tasks, describe_row: DescribeRow
-) -> ExampleIndex:
+def _set_tasks(index: ExampleIndex, block: RowBlock, tasks: Tasks) -> ExampleIndex:
     """Sets prompt ids from the block's column of tasks, and checks them."""
     prompt_ids = index.prompt_ids
     if block.prompt_ids is not None:
@@ -243,14 +238,12 @@ def _set_tasks(
     outside = (prompt_ids < 0) | (prompt_ids >= tasks.count)
     if outside.any():
         first = int(np.argmax(outside))
-        row = describe_row(int(index.rows[first]))
+        row = block.describe(int(index.rows[first]))
         raise InputError(f"{row}: {tasks.range_error(int(prompt_ids[first]))}")
     return dataclasses.replace(index, prompt_ids=prompt_ids)
 
 
-def _check_ranges(
-    block: RowBlock, vocabulary_size: int, describe_row: DescribeRow
-) -> None:
+def _check_ranges(block: RowBlock, vocabulary_size: int) -> None:
     columns = [(INPUT_IDS, block.input_ids, vocabulary_size, "the vocabulary")]
     if block.token_types is not None:
         columns.append((TOKEN_TYPE_IDS, block.token_types, 4, "the four token types"))
@@ -259,7 +252,7 @@ def _check_ranges(
         if outside.any():
             row, token = np.argwhere(outside)[0]
             raise InputError(
-                f"{describe_row(block.start + int(row))}, token {token}: {name} is "
+                f"{block.describe(block.start + int(row))}, token {token}: {name} is "
                 f"{values[row, token]}, expected 0 to {end - 1} ({meaning}); was the "
                 "data prepared for this model?"
             )
@@ -275,13 +268,13 @@ def _check_lengths(
     index: ExampleIndex,
     fits: Bool[np.ndarray, "E"],
     model: ModelInterface,
-    describe_row: DescribeRow,
+    block: RowBlock,
 ) -> None:
     if not fits.all():
         first = int(np.argmin(fits))
         length = max(index.input_lengths[first], index.target_lengths[first])
         raise InputError(
-            f"{describe_row(int(index.rows[first]))}: {length} tokens, expected at "
+            f"{block.describe(int(index.rows[first]))}: {length} tokens, expected at "
             f"most {model.maximum_length} (the model's positions minus the prompt "
             f"vectors{model.positions_note}); to remove the beginning of such rows, "
             f"type {how_to_set('DataSource.on_too_long', 'truncate')}, and to leave "

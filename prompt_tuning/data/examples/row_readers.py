@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Bool, Float32, Int32, Int64, Integer, Shaped
 
 from prompt_tuning.core.setting_hints import how_to_set
-from prompt_tuning.data.rows.row_sources import DescribeRow, Row, RowBlock
+from prompt_tuning.data.rows.row_sources import Row, RowBlock
 
 TokenTypes = Integer[np.ndarray, "*rows n"]
 TokenMask = Bool[np.ndarray, "*rows n"]
@@ -94,7 +94,7 @@ class RowReader(Protocol):
         """Whether the inputs are also the targets, as in decoder-only models."""
         ...
 
-    def scan(self, block: RowBlock, describe_row: DescribeRow) -> ExampleIndex:
+    def scan(self, block: RowBlock) -> ExampleIndex:
         """Returns the index of a block's examples, with values in range.
 
         Raises InputError if a row cannot be read this way, or has no learned token.

@@ -244,7 +244,9 @@ class Hdf5Rows:
     def _block(self, start: int, arrays: dict[str, np.ndarray]) -> row_sources.RowBlock:
         types, prompt_ids = arrays.get("token_types"), arrays.get("prompt_ids")
         values = self._values(arrays)
-        return row_sources.RowBlock(start, arrays[INPUT_IDS], types, prompt_ids, values)
+        return row_sources.RowBlock(
+            start, arrays[INPUT_IDS], types, self.describe, prompt_ids, values
+        )
 
     def _read_blocks(self) -> Iterator[tuple[Hdf5Table, int, dict[str, np.ndarray]]]:
         """Yields the table, the first row's number and the columns of every block."""

@@ -151,7 +151,8 @@ class JsonlRows:
             values = self._values(slice(start, start + len(rows)), shape[1])
             lengths = np.array([len(ids) for ids, _ in rows], np.int64)
             yield row_sources.RowBlock(
-                start, input_ids, token_types, prompt_ids, values, lengths
+                *(start, input_ids, token_types, self.describe),
+                *(prompt_ids, values, lengths),
             )
 
     def _values(self, rows: slice, length: int) -> token_columns.TokenValues:

@@ -41,6 +41,7 @@ class RowBlock(NamedTuple):
       input_ids: token ids, `[c, n]`.
       token_types: types, `[c, n]`, or None. Shorter rows are filled with type 2; only
         rows with types differ in length.
+      describe: returns the location of a row of the source, for messages.
       prompt_ids: indices of the rows' prompts, `[c]`; None if the data has no column
         for it.
       values: weights and other numbers of the tokens, `[c, n]`; already checked.
@@ -50,6 +51,7 @@ class RowBlock(NamedTuple):
     start: int
     input_ids: Integer[np.ndarray, "c n"]
     token_types: Integer[np.ndarray, "c n"] | None
+    describe: DescribeRow
     prompt_ids: Integer[np.ndarray, "c"] | None = None
     values: TokenValues = TokenValues()
     lengths: Int64[np.ndarray, "c"] | None = None
