@@ -11,10 +11,7 @@ from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.data.batching.batch_plan import FILLING
 from prompt_tuning.data.batching.batches import stream_batches
 from prompt_tuning.data.batching.plan_batches import plan_batches
-from prompt_tuning.data.examples.contrastive_examples import (
-    ContrastiveExamples,
-    load_contrastive,
-)
+from prompt_tuning.data.examples import contrastive_examples
 from prompt_tuning.evaluation.batch_scores import score_batches
 from prompt_tuning.evaluation.evaluator import Evaluator
 from prompt_tuning.evaluation.metric_sums import MetricSums, mean_metric, ratio
@@ -35,10 +32,10 @@ AT_ONCE = 1024
 
 def open_texts(
     model: PromptedModel, data: DataSource, pooling: str
-) -> ContrastiveExamples:
+) -> contrastive_examples.ContrastiveExamples:
     """Opens the files of a data source; see `load_contrastive`."""
     encode = TextEncoding(model, data).encode
-    return load_contrastive(data, model.interface, encode, pooling)
+    return contrastive_examples.load_contrastive(data, model.interface, encode, pooling)
 
 
 class RetrievalEvaluator(Evaluator):

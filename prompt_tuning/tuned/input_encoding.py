@@ -77,7 +77,7 @@ def encode_inputs(
 ) -> EncodedInputs:
     """Encodes inputs in the same way as training prompts.
 
-    Lines have the keys of the data, or are plain texts; see `input_lines`. Without
+    Lines have the keys of the data, or are plain texts; see `text_records`. Without
     `prompt_id`, each input selects its own prompt.
     """
     encode = _InputEncoder(model, source)

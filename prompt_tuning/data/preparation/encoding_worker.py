@@ -265,7 +265,7 @@ def _concatenate(lists: Sequence[list[int]]) -> Int32[np.ndarray, "n"]:
 
 def _json_line(file: InputFile, content: bytes, record: Record) -> bytes:
     """Returns a record as a line of JSON: unchanged, or built from a row or a text."""
-    if file.delimiter is None and not file.is_text:
+    if file.table is None and not file.is_text:
         return content.rstrip(b"\r\n") + b"\n"
     if record.chat is not None:
         messages, _, tools, variables, _ = record.chat

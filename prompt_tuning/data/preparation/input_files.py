@@ -27,21 +27,19 @@ class InputFile:
 
     Attributes:
       path: path of the file.
-      header: column names of a table; None for other files.
+      table: how the rows of a table are written; None for other files, and for a
+        compressed table, because its lines are JSON.
       quotes: whether `"` quotes the cells of a table.
       problem: why the whole file is unusable; None if it may be usable.
       lines: lines that a list, a parquet file or a compressed file is converted to;
         None for files that are read as they are.
-      delimiter: delimiter of a table's cells; None for other files, and for a
-        compressed table, because its lines are JSON.
     """
 
     path: Path
-    header: tuple[str, ...] | None = None
+    table: csv_rows.Table | None = None
     quotes: bool = True
     problem: str | None = None
     lines: Path | None = None
-    delimiter: str | None = None
 
     @property
     def contents(self) -> Path:
@@ -55,11 +53,6 @@ class InputFile:
         number = line - (suffix == ".parquet")
         unit = "row" if self.lines and suffix in csv_rows.DELIMITERS else "line"
         return f"{self.path}, {UNITS.get(suffix, unit)} {number}"
-
-    @property
-    def quoting_delimiter(self) -> bytes | None:
-        """Delimiter of cells that may be quoted; None if no cell may be."""
-        return self.delimiter.encode() if self.delimiter and self.quotes else None
 
     @property
     def is_text(self) -> bool:
@@ -130,9 +123,8 @@ def _open_input(path: Path, quotes: bool, skip: bool) -> InputFile:
         if path.suffix.lower() != ".parquet":
             csv_rows.check_encoding(path)
         if content_suffix(path) in csv_rows.DELIMITERS and compression_of(path) is None:
-            delimiter = csv_rows.find_delimiter(path, quotes)
-            header = csv_rows.read_header(path, delimiter, quotes, QUOTES_HINT)
-            file = dataclasses.replace(file, header=header, delimiter=delimiter)
+            table = csv_rows.Table.open(path, quotes, QUOTES_HINT)
+            file = dataclasses.replace(file, table=table)
     except InputError as problem:
         if not skip:
             raise

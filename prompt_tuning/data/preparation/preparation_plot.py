@@ -9,10 +9,7 @@ from matplotlib.figure import Figure
 
 from prompt_tuning.core.picture_files import write_picture
 from prompt_tuning.core.token_weights import COMPLETION, PADDING, PROMPT, SEPARATOR
-from prompt_tuning.data.preparation.split_writer import (
-    BINS_PER_OCTAVE,
-    SplitMetrics,
-)
+from prompt_tuning.data.preparation import split_writer
 
 TYPE_STYLES = {
     PROMPT: ("prompt", "#8aa4c8"),
@@ -24,7 +21,7 @@ MAXIMUM_COLUMNS = 512
 """Maximum number of positions drawn; longer sequences are averaged."""
 
 
-def plot_metrics(metrics: Mapping[str, SplitMetrics], file: Path) -> None:
+def plot_metrics(metrics: Mapping[str, split_writer.SplitMetrics], file: Path) -> None:
     """Draws one row per split as PNG; equal metrics give equal bytes."""
     figure = Figure(figsize=(11, 3.2 * len(metrics)), layout="constrained")
     axes = figure.subplots(len(metrics), 2, squeeze=False)
@@ -36,10 +33,10 @@ def plot_metrics(metrics: Mapping[str, SplitMetrics], file: Path) -> None:
     write_picture(figure, file, dpi=110)
 
 
-def _plot_lengths(axes: Axes, split: SplitMetrics) -> None:
+def _plot_lengths(axes: Axes, split: split_writer.SplitMetrics) -> None:
     filled = np.flatnonzero(split.length_histogram)
     bins = np.arange(filled[0], filled[-1] + 2) if len(filled) else np.arange(2)
-    edges = 2.0 ** (bins / BINS_PER_OCTAVE)
+    edges = 2.0 ** (bins / split_writer.BINS_PER_OCTAVE)
     counts = split.length_histogram[bins[:-1]]
     axes.bar(edges[:-1], counts, width=np.diff(edges), align="edge", color="#8aa4c8")
     length = split.type_histogram.shape[1]
@@ -49,7 +46,7 @@ def _plot_lengths(axes: Axes, split: SplitMetrics) -> None:
     axes.set_ylabel("examples")
 
 
-def _plot_types(axes: Axes, split: SplitMetrics) -> None:
+def _plot_types(axes: Axes, split: split_writer.SplitMetrics) -> None:
     length = split.type_histogram.shape[1]
     starts = np.linspace(0, length, MAXIMUM_COLUMNS, endpoint=False)
     starts = np.unique(starts.astype(int))

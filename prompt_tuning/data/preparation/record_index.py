@@ -122,7 +122,7 @@ def _to_json(value: Any) -> Any:
 
 def _no_record(file: InputFile) -> str:
     missing = "line with text" if file.has_lines or file.lines is None else "record"
-    if file.header:
+    if file.table is not None:
         missing = "row below its header"
     return f"input {file.path} has no {missing}"
 
@@ -149,8 +149,9 @@ def _index_file(
         update(content)
         bytes_read += len(content)
 
-    header_rows = 0 if file.header is None else 1
-    spans = find_spans(file.contents, file.quoting_delimiter, consume)
+    header_rows = 0 if file.table is None else 1
+    quoting = None if file.table is None else file.table.quoting
+    spans = find_spans(file.contents, quoting, consume)
     for position, span in enumerate(spans):
         # An unusable file is still read to its end, for its checksum.
         if position < header_rows or file.problem is not None:

@@ -11,9 +11,8 @@ import numpy as np
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.typed_json import json_kind, parse_json, read_limited
 from prompt_tuning.core.utf8_text import decode_text
-from prompt_tuning.data.preparation.input_files import QUOTES_HINT, InputFile
+from prompt_tuning.data.preparation.input_files import InputFile
 from prompt_tuning.data.preparation.preparation_settings import RecordFormat
-from prompt_tuning.data.rows.csv_rows import parse_row
 from prompt_tuning.data.text import conversations
 from prompt_tuning.data.text.record_fields import HISTORY_KEY, refuse_unread
 from prompt_tuning.data.text.template_renderer import ChatRecord
@@ -68,36 +67,29 @@ class RecordReader:
         """Parses a record; a line of plain text is a completion as it is."""
         if file.is_text:
             return Record((Turn("", decode_text(content, location)),), plain=True)
-        if file.delimiter is not None:
-            row = parse_row(
-                content,
-                file.header or (),
-                file.delimiter,
-                file.quotes,
-                location,
-                QUOTES_HINT,
-            )
-            return self._parse(row, location)
+        if file.table is not None:
+            return self._parse(file.table.row(content, location), location)
         value = parse_json(decode_text(content, location), location)
         return self._parse(value, location)
 
     def check_columns(self, file: InputFile) -> None:
         """Refuses a table without the columns that every row needs."""
-        if file.header is None:
+        if file.table is None:
             return
+        header = file.table.header
         record = self._format
         required = list(self._prompt.keys if self._prompt else ())
-        has_messages = self._format.messages_key in file.header
-        if self._format_of(file.header) == "pairs" and not has_messages:
+        has_messages = self._format.messages_key in header
+        if self._format_of(header) == "pairs" and not has_messages:
             required += (
                 self._completion.keys if self._completion else [record.completion_key]
             )
         required += [record.category_key] if record.categories else []
         required += [record.weight_key] if record.weight_key else []
         for name in required:
-            if name not in file.header:
+            if name not in header:
                 raise InputError(
-                    f"{file.path} has the columns {shown(list(file.header))}, expected "
+                    f"{file.path} has the columns {shown(list(header))}, expected "
                     f"{name!r}; choose columns with --prompt_key, --completion_key or "
                     "a template"
                 )

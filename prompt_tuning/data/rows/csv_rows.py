@@ -1,6 +1,7 @@
 """Parses the rows of tables (`.csv`, `.tsv`), and checks the bytes of text files."""
 
 import csv
+import dataclasses
 import io
 import os
 import re
@@ -51,7 +52,101 @@ def read_record(
     return os.pread(descriptor, span.size, span.start)
 
 
-def find_delimiter(path: Path, quotes: bool) -> str:
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """How the rows of a table are written.
+
+    Attributes:
+      header: unique names of the columns. Some may be empty: pandas writes the numbers
+        of rows in such columns, and spreadsheets write commas after the last one.
+      delimiter: delimiter of the cells.
+      quotes: whether `"` quotes a cell.
+      hint: ends the message about a quote that is never closed.
+    """
+
+    header: tuple[str, ...]
+    delimiter: str
+    quotes: bool
+    hint: str
+
+    @classmethod
+    def open(
+        cls, path: Path, quotes: bool, hint: str, name: Path | None = None
+    ) -> "Table":
+        """Reads the header of a file, whose name for messages may be another."""
+        name = path if name is None else name
+        table = cls((), _find_delimiter(path, quotes), quotes, hint)
+        for span in record_spans.find_spans(path, table.quoting):
+            location = f"{name}, line {span.line}"
+            with path.open("rb") as opened:
+                content = read_record(opened.fileno(), span, location)
+            names = tuple(table.cells(content, location))
+            named = [name for name in names if name]
+            if len(set(named)) < len(named) or not named:
+                raise InputError(
+                    f"{location}: the columns are {shown(list(names))}, expected a "
+                    "unique name for each"
+                )
+            return dataclasses.replace(table, header=names)
+        raise InputError(f"input {name} has no line with column names")
+
+    @property
+    def quoting(self) -> bytes | None:
+        """Delimiter of cells that may be quoted; None if no cell may be."""
+        return self.delimiter.encode() if self.quotes else None
+
+    def row(self, content: bytes, location: str) -> dict[str, str]:
+        """Parses a row into its cells by column, without columns that have no name.
+
+        There must be no text after the last column with a name.
+        """
+        cells, header = self.cells(content, location), self.header
+        if len(cells) != len(header):
+            raise InputError(
+                f"{location}: {len(cells)} cells, expected {len(header)}, one for each "
+                f"of the columns {shown(list(header))}"
+            )
+        row = dict(zip(header, cells, strict=True))
+        if row.pop("", "") and not header[-1]:
+            raise InputError(
+                f"{location}: the last cell is {shown(cells[-1])}, but its column has "
+                "no name: name it in the header, or enclose cells that have the "
+                "delimiter in quotes"
+            )
+        return row
+
+    def cells(self, content: bytes, location: str) -> list[str]:
+        """Parses the cells of one row."""
+        text = decode_text(content, location)
+        quoting = csv.QUOTE_MINIMAL if self.quotes else csv.QUOTE_NONE
+        previous_limit = csv.field_size_limit(record_spans.MAXIMUM_RECORD)
+        try:
+            rows = csv.reader(
+                io.StringIO(text, newline=""),
+                delimiter=self.delimiter,
+                quoting=quoting,
+                strict=True,
+            )
+            row = next(rows, [])
+            has_more = any(rows)
+        except csv.Error as error:
+            problem = f"not a row of a table: {error}"
+            delimiter = self.quoting
+            if delimiter and record_spans.leaves_quote_open(content, delimiter):
+                problem = "a quote is opened and never closed"
+            raise InputError(f"{location}: {problem}; {self.hint}") from error
+        finally:
+            csv.field_size_limit(previous_limit)
+        if has_more:
+            raise InputError(
+                f"{location}: found more than one row, expected one: does an unquoted "
+                "cell contain a carriage return, or does a carriage return end each "
+                "row?"
+            )
+        return row
+
+
+def _find_delimiter(path: Path, quotes: bool) -> str:
     """Returns the delimiter of a table, by its suffix and its first row.
 
     Spreadsheets write `.csv` with semicolons where the comma is the decimal sign, and
@@ -67,93 +162,3 @@ def find_delimiter(path: Path, quotes: bool) -> str:
         found = (x for x in (delimiter, *OTHER_DELIMITERS) if x.encode() in unquoted)
         return next(found, delimiter)
     return delimiter
-
-
-def read_header(
-    path: Path, delimiter: str, quotes: bool, hint: str, name: Path | None = None
-) -> tuple[str, ...]:
-    """Returns the unique column names of a table.
-
-    Some may be empty: pandas writes the numbers of rows in such columns, and
-    spreadsheets write commas after the last one. `parse_row` leaves them out.
-
-    Args:
-      path: path of the table.
-      delimiter: delimiter of its cells.
-      quotes: whether `"` quotes a cell.
-      hint: ends the message about a quote that is never closed.
-      name: name of the table for messages; None for its path.
-    """
-    name = path if name is None else name
-    for span in record_spans.find_spans(path, delimiter.encode() if quotes else None):
-        location = f"{name}, line {span.line}"
-        with path.open("rb") as opened:
-            content = read_record(opened.fileno(), span, location)
-        names = tuple(parse_cells(content, delimiter, quotes, location, hint))
-        named = [name for name in names if name]
-        if len(set(named)) < len(named) or not named:
-            raise InputError(
-                f"{location}: the columns are {shown(list(names))}, expected a unique "
-                "name for each"
-            )
-        return names
-    raise InputError(f"input {name} has no line with column names")
-
-
-def parse_row(
-    content: bytes,
-    header: tuple[str, ...],
-    delimiter: str,
-    quotes: bool,
-    location: str,
-    hint: str,
-) -> dict[str, str]:
-    """Parses one row of a table into its cells by column; see `read_header`.
-
-    There must be no text after the last column with a name.
-    """
-    cells = parse_cells(content, delimiter, quotes, location, hint)
-    if len(cells) != len(header):
-        raise InputError(
-            f"{location}: {len(cells)} cells, expected {len(header)}, one for each of "
-            f"the columns {shown(list(header))}"
-        )
-    row = dict(zip(header, cells, strict=True))
-    if row.pop("", "") and not header[-1]:
-        raise InputError(
-            f"{location}: the last cell is {shown(cells[-1])}, but its column has no "
-            "name: name it in the header, or enclose cells that have the delimiter in "
-            "quotes"
-        )
-    return row
-
-
-def parse_cells(
-    content: bytes, delimiter: str, quotes: bool, location: str, hint: str
-) -> list[str]:
-    """Parses the cells of one row of a table; see `read_header`."""
-    text = decode_text(content, location)
-    quoting = csv.QUOTE_MINIMAL if quotes else csv.QUOTE_NONE
-    previous_limit = csv.field_size_limit(record_spans.MAXIMUM_RECORD)
-    try:
-        rows = csv.reader(
-            io.StringIO(text, newline=""),
-            delimiter=delimiter,
-            quoting=quoting,
-            strict=True,
-        )
-        row = next(rows, [])
-        has_more = any(rows)
-    except csv.Error as error:
-        problem = f"not a row of a table: {error}"
-        if quotes and record_spans.leaves_quote_open(content, delimiter.encode()):
-            problem = "a quote is opened and never closed"
-        raise InputError(f"{location}: {problem}; {hint}") from error
-    finally:
-        csv.field_size_limit(previous_limit)
-    if has_more:
-        raise InputError(
-            f"{location}: found more than one row, expected one: does an unquoted cell "
-            "contain a carriage return, or does a carriage return end each row?"
-        )
-    return row

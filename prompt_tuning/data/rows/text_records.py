@@ -11,15 +11,8 @@ from typing import Any
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.typed_json import MAXIMUM_BYTES, NAMES, parse_json
 from prompt_tuning.core.utf8_text import decode_text
-from prompt_tuning.data.rows import compressed_files, csv_rows
+from prompt_tuning.data.rows import compressed_files, csv_rows, jsonl
 from prompt_tuning.data.rows.data_files import list_files, text_suffix
-from prompt_tuning.data.rows.jsonl import (
-    MAXIMUM_LINE,
-    JsonLine,
-    numbered_lines,
-    parse_lines,
-    read_lines,
-)
 from prompt_tuning.data.rows.parquet_files import read_parquet
 from prompt_tuning.data.rows.record_spans import BYTE_ORDER_MARK, find_spans
 
@@ -30,7 +23,7 @@ QUOTES_HINT = (
 )
 
 
-def read_records(path: Path, quotes: bool = True) -> Iterator[JsonLine]:
+def read_records(path: Path, quotes: bool = True) -> Iterator[jsonl.JsonLine]:
     """Yields the records of a text file; its suffix tells the kind.
 
     A byte order mark at the start is skipped.
@@ -44,34 +37,30 @@ def read_records(path: Path, quotes: bool = True) -> Iterator[JsonLine]:
         yield from READERS[suffix](path)
 
 
-def _read_table(path: Path, quotes: bool) -> Iterator[JsonLine]:
+def _read_table(path: Path, quotes: bool) -> Iterator[jsonl.JsonLine]:
     with compressed_files.plain_file(path) as plain:
-        delimiter = csv_rows.find_delimiter(plain, quotes)
-        header = csv_rows.read_header(plain, delimiter, quotes, QUOTES_HINT, path)
-        quoting = delimiter.encode() if quotes else None
-        spans = find_spans(plain, quoting)
+        table = csv_rows.Table.open(plain, quotes, QUOTES_HINT, path)
+        spans = find_spans(plain, table.quoting)
         with plain.open("rb") as opened:
             for number, span in enumerate(spans):
                 if number == 0:
                     continue
                 location = f"{path}, line {span.line}"
                 content = csv_rows.read_record(
-                    opened.fileno(), span, location, MAXIMUM_LINE
+                    opened.fileno(), span, location, jsonl.MAXIMUM_LINE
                 )
-                row = csv_rows.parse_row(
-                    content, header, delimiter, quotes, location, QUOTES_HINT
-                )
-                yield JsonLine(path, span.line, row, typed=False)
+                row = table.row(content, location)
+                yield jsonl.JsonLine(path, span.line, row, typed=False)
 
 
-def _read_list(path: Path) -> Iterator[JsonLine]:
+def _read_list(path: Path) -> Iterator[jsonl.JsonLine]:
     """Yields the objects of a file with one JSON list, or one object of columns.
 
     Some programs give the name `.json` to files with an object in each line.
     """
     with compressed_files.open_content(path) as stream:
         if _has_objects_in_lines(stream, path):
-            yield from read_lines(path)
+            yield from jsonl.read_lines(path)
             return
     with compressed_files.open_content(path) as stream:
         text = stream.read(MAXIMUM_BYTES + 1)
@@ -89,13 +78,13 @@ def _read_list(path: Path) -> Iterator[JsonLine]:
                 f"{path}, item {number}: found {_kind(item)}, expected an object whose "
                 "values are text"
             )
-        yield JsonLine(path, number, item, unit="item")
+        yield jsonl.JsonLine(path, number, item, unit="item")
 
 
 def _has_objects_in_lines(stream: io.BufferedIOBase, path: Path) -> bool:
     """Returns whether the first line is an object, and another one follows it."""
-    first = stream.readline(MAXIMUM_LINE + 1).strip()
-    second = stream.readline(MAXIMUM_LINE + 1).lstrip()
+    first = stream.readline(jsonl.MAXIMUM_LINE + 1).strip()
+    second = stream.readline(jsonl.MAXIMUM_LINE + 1).lstrip()
     if not first.endswith(b"}") or not second.startswith(b"{"):
         return False
     try:
@@ -127,8 +116,8 @@ def _kind(value: object) -> str:
     return NAMES.get(type(value), type(value).__name__)
 
 
-READERS: dict[str, Callable[[Path], Iterator[JsonLine]]] = {
-    ".jsonl": read_lines,
+READERS: dict[str, Callable[[Path], Iterator[jsonl.JsonLine]]] = {
+    ".jsonl": jsonl.read_lines,
     ".json": _read_list,
     ".parquet": read_parquet,
 }
@@ -152,19 +141,19 @@ def has_plain_texts(arguments: Sequence[str]) -> bool:
 
 def read_inputs(
     arguments: Sequence[str], key: str, read_standard_input: Callable[[], bytes]
-) -> list[JsonLine]:
+) -> list[jsonl.JsonLine]:
     """Reads the inputs that arguments name, in order.
 
     An argument is a file of records (see `text_records`) or a glob of such files, a
     text file with an input on each line, `-` for standard input as jsonl or text, or
     else an input itself. Plain texts get the `key`. Empty lines are skipped.
     """
-    lines: list[JsonLine] = []
+    lines: list[jsonl.JsonLine] = []
     texts: list[str] = []
     for argument in arguments:
         if not is_input_file(argument):
             texts.append(argument)
-            lines.append(JsonLine(Path("texts"), len(texts), {key: argument}))
+            lines.append(jsonl.JsonLine(Path("texts"), len(texts), {key: argument}))
             continue
         before = len(lines)
         lines.extend(_read_file(argument, key, read_standard_input))
@@ -173,7 +162,9 @@ def read_inputs(
     return lines
 
 
-def lines_of(inputs: Sequence[str | Mapping[str, Any]], key: str) -> list[JsonLine]:
+def lines_of(
+    inputs: Sequence[str | Mapping[str, Any]], key: str
+) -> list[jsonl.JsonLine]:
     """Returns inputs that Python passes, texts or mappings, as lines."""
     lines = []
     for number, item in enumerate(inputs, start=1):
@@ -185,19 +176,19 @@ def lines_of(inputs: Sequence[str | Mapping[str, Any]], key: str) -> list[JsonLi
             raise InputError(
                 f"input {number} is {shown(item)}, expected a text or a mapping"
             )
-        lines.append(JsonLine(Path("inputs"), number, content))
+        lines.append(jsonl.JsonLine(Path("inputs"), number, content))
     return lines
 
 
 def _read_file(
     argument: str, key: str, read_standard_input: Callable[[], bytes]
-) -> Iterator[JsonLine]:
+) -> Iterator[jsonl.JsonLine]:
     path = _name(argument)
     if argument == STANDARD_INPUT:
         content = read_standard_input()
         stream = io.BytesIO(content)
         if content.removeprefix(BYTE_ORDER_MARK).lstrip().startswith(b"{"):
-            yield from parse_lines(stream, path)
+            yield from jsonl.parse_lines(stream, path)
         else:
             yield from _text_lines(stream, path, key)
         return
@@ -217,9 +208,11 @@ def _name(argument: str) -> Path:
     return Path("standard input" if argument == STANDARD_INPUT else argument)
 
 
-def _text_lines(stream: io.BufferedIOBase, path: Path, key: str) -> Iterator[JsonLine]:
-    for number, location, line in numbered_lines(stream, path):
+def _text_lines(
+    stream: io.BufferedIOBase, path: Path, key: str
+) -> Iterator[jsonl.JsonLine]:
+    for number, location, line in jsonl.numbered_lines(stream, path):
         content = line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line
         text = decode_text(content, location).rstrip("\r\n")
         if text.strip():
-            yield JsonLine(path, number, {key: text})
+            yield jsonl.JsonLine(path, number, {key: text})

@@ -14,14 +14,14 @@ from prompt_tuning.data.preparation.input_files import find_input_files
 from prompt_tuning.data.preparation.preparation_settings import RecordFormat
 from prompt_tuning.data.preparation.record_index import RecordIndex, write_index
 from prompt_tuning.data.rows import record_spans
-from prompt_tuning.data.rows.csv_rows import parse_cells
+from prompt_tuning.data.rows.csv_rows import Table
 from tests.support.exhaustive import sample
 from tests.support.prepared_files import texts
 from tests.support.small_tokenizer import EOS
 
 
 def cells(content: bytes, location: str, delimiter: str = ",") -> list[str]:
-    return parse_cells(content, delimiter, True, location, "")
+    return Table((), delimiter, True, "").cells(content, location)
 
 
 def rows(tmp_path, content: bytes, suffix: str = ".csv") -> list[list[str]]:
