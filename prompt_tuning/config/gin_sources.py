@@ -18,7 +18,7 @@ from typing import Any
 from gin import config as gin_config
 from gin import config_parser
 
-from prompt_tuning.config.data_parser import DataParser
+from prompt_tuning.config.data_parser import DataParser, NamedText
 from prompt_tuning.config.shipped_configs import list_configs
 from prompt_tuning.core.config_folder import CONFIG_FOLDERS
 from prompt_tuning.core.errors import InputError, shortened, shown
@@ -147,7 +147,7 @@ class ConfigSources:
             del skip_unknown
             path = _find(name, "")
             includes, imports = gin_config.parse_config(
-                _NamedText(self._texts[path], path)
+                NamedText(self._texts[path], path)
             )
             return gin_config.ParsedConfigFileIncludesAndImports(
                 name, imports, includes
@@ -176,7 +176,7 @@ class ConfigSources:
             raise InputError(f"{path} is not text in UTF-8: {error.reason}") from None
         self._texts[path] = text
         self._words |= set(re.findall(r"\w+", text))
-        self._check_text(_NamedText(text, path), (*outer, real))
+        self._check_text(NamedText(text, path), (*outer, real))
 
     def _check_text(self, source: Any, outer: tuple[str, ...]) -> None:
         parser = DataParser(source, self._references, allow_imports=self._allow_imports)
@@ -208,14 +208,6 @@ class ConfigSources:
             self._values[name] = statement.value
         else:
             self._macros[statement.selector] = statement.value
-
-
-class _NamedText(io.StringIO):
-    """Text of a file, with the file's name for gin's messages."""
-
-    def __init__(self, text: str, name: str):
-        super().__init__(text)
-        self.name = name
 
 
 @dataclasses.dataclass(frozen=True)

@@ -278,4 +278,7 @@ def _unbound_macros() -> str:
 
 
 def _without_calls(text: str) -> str:
-    return text.partition("\n  In call to configurable")[0]
+    """Leaves out gin's calls, and the lines of files, which an include may name."""
+    text = text.partition("\n  In call to configurable")[0]
+    place = r'(\n  In file ".*", line \d+)'
+    return re.sub(rf"{place}\n    (?s:.*?)(?={place}|\Z)", r"\1", text)

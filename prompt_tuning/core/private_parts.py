@@ -16,8 +16,6 @@ PRIVATE_PARTS = {
     "gin.config._OPERATIVE_CONFIG": "gin-config 0.5.0",
     # The imports of a config, which are kept while another config is read.
     "gin.config._IMPORTS": "gin-config 0.5.0",
-    # The method that parses literals, which `DataParser` overrides.
-    "gin.config_parser.ConfigParser._maybe_parse_basic_type": "gin-config 0.5.0",
     # The key-value store of JAX's processes.
     "jax._src.distributed.global_state": "JAX 0.10.2",
     # Backward passes with the sums of all sources, not of one.

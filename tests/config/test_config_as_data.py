@@ -237,6 +237,21 @@ def test_a_text_of_many_parts_is_parsed_in_linear_time(folder):
         read_run(["mine.gin"], [])
 
 
+def test_lines_keep_their_numbers_after_a_text_of_many_parts(folder):
+    text = (
+        "Run.directory = ('a'  # one\n\n  'b'\n  'c')\nRun.loss = \\\n 'd' \\\n 'e'\n"
+    )
+    assert "line 8 of mine.gin" in refused(f"{text}Run.seed = 3j\n", folder)
+
+
+def test_an_unknown_name_in_an_included_file_does_not_print_its_lines(folder, capsys):
+    (folder / "other.gin").write_text("Run.data = [@secret,\n 'hidden']\n")
+    (folder / "mine.gin").write_text("include 'other.gin'\n")
+    assert main(["train", "--gin_file", "mine.gin"]) == 2
+    printed = capsys.readouterr().err
+    assert "hidden" not in printed and "other.gin" in printed
+
+
 def test_a_folder_and_a_missing_file(folder):
     (folder / "sub").mkdir()
     assert "sub is a folder, expected a gin file" in refused("include 'sub'\n", folder)

@@ -5,6 +5,7 @@ A part is private if its name begins with an underscore.
 
 import argparse
 import ast
+import importlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -61,6 +62,34 @@ def test_no_other_private_part_is_used():
         and name not in own
         and name not in DOCUMENTED
     ]
+    assert found == []
+
+
+def foreign_parts(cls: type) -> set[str]:
+    """Returns the private names that classes of other packages give a class."""
+    foreign = [x for x in cls.__mro__ if not x.__module__.startswith(PACKAGE.name)]
+    return {name for x in foreign for name in vars(x) if is_private(name)}
+
+
+def written_names(tree: ast.ClassDef) -> set[str]:
+    """Returns the names that a class defines, and those that it reads of anything."""
+    attributes = {x.attr for x in ast.walk(tree) if isinstance(x, ast.Attribute)}
+    return attributes | {x.name for x in tree.body if isinstance(x, ast.FunctionDef)}
+
+
+@pytest.mark.slow
+def test_no_class_uses_or_replaces_a_private_part_of_its_base():
+    found = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        tree = ast.parse(path.read_text())
+        classes = [x for x in tree.body if isinstance(x, ast.ClassDef) and x.bases]
+        if not classes or path.parent.name == "lm_eval":
+            continue  # lm-evaluation-harness is not installed for all tests
+        name = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
+        module = importlib.import_module(name.removesuffix(".__init__"))
+        for x in classes:
+            parts = foreign_parts(getattr(module, x.name)).difference(DOCUMENTED)
+            found += [f"{path.name} {y}" for y in written_names(x) & parts]
     assert found == []
 
 
