@@ -65,6 +65,8 @@ TUNED = Tuning(
     adapters=[LoRA(rank=2, regexes=[".*"])],
 )
 WIDE = "float32"
+widened = jax.jit(jax.vmap(cast(Any, as_float32)))
+"""Returns the weights of all layers from any store."""
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +114,7 @@ def test_kernels_stand_for_the_published_weights(kind, folders):
         names = held.plan.restored[path].sources
         wide = np.stack([stored[name].read().T for name in names])
         parts = [parameters.get(part_path(path, part)) for part in PARTS]
-        meant = jax.vmap(as_float32)(*stored_kernel(parameters[path], *parts))
+        meant = widened(*stored_kernel(parameters[path], *parts))
         rounding = 1e-6 if kind == "nf4 nested" else 0
         np.testing.assert_allclose(meant, wide, rtol=rounding)
     for path, array in parameters.items():
@@ -338,7 +340,7 @@ def test_inputs_in_another_order_than_their_groups_are_reordered(folder):
     others = [parameters.get(part_path(DOWN, name)) for name in names]
     order = parameters[part_path(DOWN, "order")]
     np.testing.assert_array_equal(order[0], np.arange(192))
-    meant = jax.vmap(cast(Any, as_float32))(parameters[DOWN], *others, order)
+    meant = widened(parameters[DOWN], *others, order)
     wide = held.plan.stored[f"{NAME}weight"].read().T
     np.testing.assert_array_equal(meant[1], wide)
     x = np.random.default_rng(0).standard_normal((5, 192), np.float32)

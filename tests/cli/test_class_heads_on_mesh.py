@@ -52,7 +52,9 @@ def trained(files, tmp_path_factory):
     @functools.cache
     def train(case: str, mesh: str | None):
         model, *more = RUNS[case]
-        given = ["--model", str(places[model]), "--train", data, "--eval", data]
+        given = ["--model", str(places[model]), "--train", data]
+        # One case evaluates on the mesh, too; others would compile the same for it.
+        given += ["--eval", data] if case == "tokens" else []
         rest = ["--steps", "2", "--batch_size", "8", "--log_every", "1"]
         out = folder / f"{case} {mesh}"
         on = [f"--gin.MeshShape.{x}={n}" for x, n in MESHES.get(mesh or "", {}).items()]
