@@ -131,16 +131,24 @@ def pytest_report_header() -> list[str]:
 
 LONGEST = (
     "test_documents",
-    "test_memories",
     "test_families",
+    "test_memories",
     "test_docstring_examples",
     "test_decoding_engine",
-    "test_study",
     "test_fuzz",
-    "test_class_heads_on_mesh",
+    "test_rollout_runs",
+    "test_bench_peft",
+    "test_published_stores",
+    "test_study",
     "test_preference_runs",
     "test_methods",
     "test_processes",
+    "test_class_heads_on_mesh",
+    "test_api",
+    "test_server",
+    "test_distillation",
+    "test_peft_logits",
+    "test_peft_training",
     "test_rematerialization",
     "test_sweep_step",
     "test_curves",
@@ -150,6 +158,7 @@ LONGEST = (
     "test_stored_targets",
     "test_streamed_step",
     "test_objective_steps",
+    "test_sequence_classifiers",
 )
 """Files that run first, so that two processes finish at about the same time."""
 
