@@ -11,16 +11,9 @@ from prompt_tuning.checkpoints.stored_tensors import (
     flattened,
 )
 from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.families import family
 from prompt_tuning.families.class_labels import ClassLayers
-from prompt_tuning.families.family import (
-    Family,
-    Recipes,
-    StoredNames,
-    final_norm_recipes,
-    layer_recipes,
-    norm_names,
-    projection_names,
-)
+from prompt_tuning.families.family import Family, Recipes, StoredNames
 from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 
 PREFIX = "model."
@@ -114,10 +107,10 @@ def _stack_recipes(
         norms[f"{ours}_{place}"] = f"{theirs}_layer_norm"
         for name, projection in PROJECTIONS.items():
             modules[f"{ours}/{name}"] = f"{theirs}.{projection}"
-    names = norm_names(config, norms) | projection_names(config, modules)
+    names = family.norm_names(config, norms) | family.projection_names(config, modules)
     inputs: dict[str, tuple[str, Transform]] = {}
     if config.embedding_norm:
-        inputs |= norm_names(config, {"embedding_norm": "layernorm_embedding"})
+        inputs |= family.norm_names(config, {"embedding_norm": "layernorm_embedding"})
     if config.positions == "learned":
         table = ("embed_positions.weight", RowsFrom(FIRST_POSITION))
         inputs["position_embedder/embedding"] = table
@@ -125,10 +118,10 @@ def _stack_recipes(
     final = (
         {}
         if after
-        else final_norm_recipes(config, stack, f"{prefix}{stack}.layer_norm")
+        else family.final_norm_recipes(config, stack, f"{prefix}{stack}.layer_norm")
     )
     return {
-        **layer_recipes(stack, f"{prefix}{stack}.layers.{{}}.", layers, names),
+        **family.layer_recipes(stack, f"{prefix}{stack}.layers.{{}}.", layers, names),
         **{
             f"{stack}_inputs/{ours}": Recipe((f"{prefix}{stack}.{name}",), False, part)
             for ours, (name, part) in inputs.items()

@@ -4,14 +4,9 @@ from typing import Any
 
 from prompt_tuning.checkpoints.stored_tensors import FusedPart, identity
 from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.families import family
 from prompt_tuning.families.class_labels import ClassLayers
-from prompt_tuning.families.family import (
-    Family,
-    Recipes,
-    StoredNames,
-    projection_names,
-    token_settings,
-)
+from prompt_tuning.families.family import Family, Recipes, StoredNames
 from prompt_tuning.families.hf_settings import (
     HuggingFaceSettings,
     ModelFields,
@@ -75,7 +70,7 @@ def read_gpt2_layout(settings: HuggingFaceSettings) -> ModelFields:
 
 
 def _gpt2_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
-    kernels = projection_names(config, PROJECTIONS, FUSED, kernel=identity)
+    kernels = family.projection_names(config, PROJECTIONS, FUSED, kernel=identity)
     return layout_recipes(
         config,
         names,
@@ -102,7 +97,7 @@ def _gpt2_settings(config: ModelConfig) -> dict[str, Any]:
         "layer_norm_epsilon": config.norm_epsilon,
         "scale_attn_weights": config.scale_scores,
         "tie_word_embeddings": config.tied_head,
-        **token_settings(config),
+        **family.token_settings(config),
     }
 
 

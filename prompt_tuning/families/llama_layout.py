@@ -10,15 +10,8 @@ from typing import Any
 from prompt_tuning.checkpoints.stored_tensors import FusedPart, Recipe, layered
 from prompt_tuning.core.layer_kinds import layers_with
 from prompt_tuning.core.model_config import ModelConfig
-from prompt_tuning.families.family import (
-    LayerNames,
-    Recipes,
-    StoredNames,
-    final_norm_recipes,
-    head_recipe,
-    norm_names,
-    projection_names,
-)
+from prompt_tuning.families import family
+from prompt_tuning.families.family import LayerNames, Recipes, StoredNames
 from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 from prompt_tuning.families.rotary_settings import read_rotary
 
@@ -171,7 +164,9 @@ def layout_recipes(
         {ours: name for ours, name in names_of.items() if ours not in absent}
         for names_of in (norms, modules)
     )
-    layer = norm_names(config, norms) | projection_names(config, modules, fused)
+    layer = family.norm_names(config, norms) | family.projection_names(
+        config, modules, fused
+    )
     layer |= others or {}
     tables = {"token_embedder/embedding": f"{table}.weight", **(outside or {})}
     stem = f"{prefix}{layers}.{{}}."
@@ -183,6 +178,6 @@ def layout_recipes(
             )
             for path, (name, transform) in layer.items()
         },
-        **final_norm_recipes(config, "decoder", f"{prefix}{final_norm}"),
-        **head_recipe(config, head),
+        **family.final_norm_recipes(config, "decoder", f"{prefix}{final_norm}"),
+        **family.head_recipe(config, head),
     }

@@ -6,20 +6,10 @@ a norm after the preceding sum.
 
 import numpy as np
 
-from prompt_tuning.checkpoints.stored_tensors import (
-    Recipe,
-    Transform,
-    flattened,
-    identity,
-)
+from prompt_tuning.checkpoints import stored_tensors
+from prompt_tuning.checkpoints.stored_tensors import Recipe, Transform
 from prompt_tuning.core.model_config import ModelConfig
-from prompt_tuning.families import llama_layout
-from prompt_tuning.families.expert_layout import (
-    ATTENTION,
-    prefix_of,
-    read_experts,
-    separate_experts,
-)
+from prompt_tuning.families import expert_layout, llama_layout
 from prompt_tuning.families.family import QKV, Recipes, StoredNames, fused_parts
 from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 from prompt_tuning.families.memory_layout import LINEAR, read_kinds
@@ -51,7 +41,7 @@ def _read_minimax(settings: HuggingFaceSettings) -> ModelFields:
         **fields,
         **read_rotary(settings, rotated, base=1_000_000.0),
         "rotary_width": None if rotated == width else rotated,
-        **read_experts(
+        **expert_layout.read_experts(
             settings.with_defaults({"num_local_experts": 8, "num_experts_per_tok": 2}),
             "num_local_experts",
         ),
@@ -75,20 +65,21 @@ def _read_factors(settings: HuggingFaceSettings) -> dict[str, float]:
 
 
 def _minimax_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
-    prefix, fused, output, rest = prefix_of(names), {}, {}, {}
+    prefix, fused, output, rest = expert_layout.prefix_of(names), {}, {}, {}
     if config.recurrent_layers:
         heads, stored = config.recurrent_heads, "self_attn.qkv_proj"
         fused = fused_parts("lightning", QKV, stored, groups=heads)
         output = {"gate": "self_attn.output_gate", "output": "self_attn.out_proj"}
         tensors: dict[str, tuple[str, Transform]] = {
-            "decay_rate": ("self_attn.slope_rate", flattened),
-            "norm_scale": ("self_attn.norm.weight", identity),
+            "decay_rate": ("self_attn.slope_rate", stored_tensors.flattened),
+            "norm_scale": ("self_attn.norm.weight", stored_tensors.identity),
         }
         rest = {f"lightning/{ours}": x for ours, x in tensors.items()}
     recipes = llama_layout.layout_recipes(
         config,
         names,
-        modules=ATTENTION | {f"lightning/{ours}": x for ours, x in output.items()},
+        modules=expert_layout.ATTENTION
+        | {f"lightning/{ours}": x for ours, x in output.items()},
         norms={"self_attention_out_norm": llama_layout.AFTER},
         fused=fused,
         others=rest,
@@ -100,7 +91,9 @@ def _minimax_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
     recipes["embedding_norm/scale"] = Recipe((first,))
     recipes[f"{STACK}/mlp_out_norm/scale"] = Recipe((*norms, *final.sources), True)
     block, parts = "block_sparse_moe", ("w1", "w3", "w2")
-    return recipes | separate_experts(config, prefix, block=block, parts=parts)
+    return recipes | expert_layout.separate_experts(
+        config, prefix, block=block, parts=parts
+    )
 
 
 def _decay_rates(config: ModelConfig, names: StoredNames) -> dict[str, np.ndarray]:
@@ -109,7 +102,7 @@ def _decay_rates(config: ModelConfig, names: StoredNames) -> dict[str, np.ndarra
     Head `h` of `H`, from 1, decays by `2 ** (-8 h / H)`, times a factor that falls from
     1 in the first layer to nearly 0 in the last. transformers stores them as buffers.
     """
-    prefix, heads = prefix_of(names), config.recurrent_heads
+    prefix, heads = expert_layout.prefix_of(names), config.recurrent_heads
     rates = 2.0 ** (-8 * np.arange(1, heads + 1) / heads)
     return {
         f"{prefix}layers.{i}.self_attn.slope_rate": (

@@ -2,16 +2,10 @@
 
 from prompt_tuning.checkpoints.stored_tensors import Recipe
 from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.families import family
 from prompt_tuning.families.bert_layout import encoder_fields, transform_recipes
 from prompt_tuning.families.class_labels import ClassLayers
-from prompt_tuning.families.family import (
-    GATED,
-    QKV,
-    Family,
-    Recipes,
-    StoredNames,
-    fused_parts,
-)
+from prompt_tuning.families.family import Family, Recipes, StoredNames
 from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 from prompt_tuning.families.layer_settings import read_windows
 from prompt_tuning.families.llama_layout import layout_recipes, read_biases
@@ -81,8 +75,8 @@ def _read_modernbert(settings: HuggingFaceSettings) -> ModelFields:
 
 
 def _modernbert_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
-    fused = fused_parts("self_attention", QKV, "attn.Wqkv")
-    fused |= fused_parts("mlp", GATED, "mlp.Wi")
+    fused = family.fused_parts("self_attention", family.QKV, "attn.Wqkv")
+    fused |= family.fused_parts("mlp", family.GATED, "mlp.Wi")
     recipes = layout_recipes(
         config,
         names,

@@ -2,21 +2,10 @@
 
 from prompt_tuning.checkpoints.stored_tensors import identity
 from prompt_tuning.core.model_config import ModelConfig
-from prompt_tuning.families.expert_layout import (
-    expert_tensors,
-    read_routing,
-    separate_experts,
-)
+from prompt_tuning.families import expert_layout, memory_layout
 from prompt_tuning.families.family import Family, Recipes, StoredNames
 from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 from prompt_tuning.families.llama_layout import PREFIX, layout_recipes, read_layout
-from prompt_tuning.families.memory_layout import (
-    LINEAR,
-    OLD_KINDS,
-    mamba2_parts,
-    mamba2_tensors,
-    read_mamba2,
-)
 from prompt_tuning.families.rotary_settings import FULL
 
 PARTS = ("up_proj", "down_proj")
@@ -26,7 +15,7 @@ PREFIXES = (STORED, PREFIX, "")
 TABLE = "embeddings.weight"
 DENSE, EXPERTS = "mlp", "moe"
 KINDS = "layers_block_type"
-LETTERS = {"M": LINEAR, "*": FULL, "-": DENSE, "E": EXPERTS}
+LETTERS = {"M": memory_layout.LINEAR, "*": FULL, "-": DENSE, "E": EXPERTS}
 SIZES = {
     "heads": "mamba_num_heads",
     "groups": "n_groups",
@@ -69,7 +58,9 @@ def _read_nemotron_h(settings: HuggingFaceSettings) -> ModelFields:
         "norm_epsilon": settings.positive("layer_norm_epsilon", 1e-5),
         "feed_forward_layers": tuple(sorted(numbers[DENSE] + numbers[EXPERTS])),
         "minimum_step": step,
-        **read_mamba2(settings, numbers[LINEAR], width, sizes=DEFAULTS, names=SIZES),
+        **memory_layout.read_mamba2(
+            settings, numbers[memory_layout.LINEAR], width, sizes=DEFAULTS, names=SIZES
+        ),
         **_read_experts(settings, numbers[EXPERTS], numbers[DENSE]),
     }
 
@@ -81,7 +72,9 @@ def _read_kinds(settings: HuggingFaceSettings) -> list[str]:
         pattern = settings.text(name, "ME*-")
         kinds = [LETTERS.get(str(x), str(x)) for x in pattern]
     else:
-        kinds = [OLD_KINDS.get(str(x), str(x)) for x in settings.sequence(name)]
+        kinds = [
+            memory_layout.OLD_KINDS.get(str(x), str(x)) for x in settings.sequence(name)
+        ]
     some = {DENSE, EXPERTS} & {*kinds}
     if not some or not set(kinds) <= set(LETTERS.values()):
         expected = f"{', '.join(LETTERS.values())} for each layer, of the last two one"
@@ -95,7 +88,7 @@ def _read_experts(
     """Reads the experts of the layers that have any, and the width of the rest."""
     if not sparse:
         return {"feed_forward_width": settings.size("intermediate_size")}
-    return read_routing(settings) | {
+    return expert_layout.read_routing(settings) | {
         "feed_forward_width": settings.size("moe_intermediate_size"),
         "shared_expert_width": settings.size("moe_shared_expert_intermediate_size"),
         "shared_expert_gated": False,
@@ -119,10 +112,10 @@ def _nemotron_h_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
     recipes = layout_recipes(
         config,
         names,
-        fused=mamba2_parts(config, "mixer"),
+        fused=memory_layout.mamba2_parts(config, "mixer"),
         modules=modules,
         norms={"self_attention_norm": "norm"},
-        others=mamba2_tensors(config, "mixer"),
+        others=memory_layout.mamba2_tensors(config, "mixer"),
         prefix=prefix,
         table="embeddings",
         final_norm="norm_f",
@@ -132,8 +125,8 @@ def _nemotron_h_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
     correction = {"router_correction": ("mixer.gate.e_score_correction_bias", identity)}
     return {
         **recipes,
-        **expert_tensors(config, prefix, correction),
-        **separate_experts(config, prefix, block="mixer", parts=PARTS),
+        **expert_layout.expert_tensors(config, prefix, correction),
+        **expert_layout.separate_experts(config, prefix, block="mixer", parts=PARTS),
     }
 
 

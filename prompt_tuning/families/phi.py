@@ -2,16 +2,12 @@
 
 import functools
 
+from prompt_tuning.families import llama_layout
 from prompt_tuning.families.gptj import TIED_BIAS
 from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 from prompt_tuning.families.llama import LLAMA
-from prompt_tuning.families.llama_layout import (
-    PROJECTIONS,
-    layout_recipes,
-    read_rotated,
-)
 
-MODULES = PROJECTIONS | {
+MODULES = llama_layout.PROJECTIONS | {
     "self_attention/out": "self_attn.dense",
     "mlp/up": "mlp.fc1",
     "mlp/down": "mlp.fc2",
@@ -26,7 +22,7 @@ def _read_phi(settings: HuggingFaceSettings) -> ModelFields:
     settings.require("tie_word_embeddings", False, TIED_BIAS)
     norms = settings.flag("qk_layernorm", False)
     return {
-        **read_rotated(settings, divided=True, partial=0.5),
+        **llama_layout.read_rotated(settings, divided=True, partial=0.5),
         "norm": "layer",
         "norm_epsilon": settings.positive("layer_norm_eps", 1e-5),
         "query_key_norm": "head" if norms else "none",
@@ -44,7 +40,7 @@ PHI = LLAMA.like(
     "Phi-1, 1.5 and 2",
     _read_phi,
     recipes=functools.partial(
-        layout_recipes,
+        llama_layout.layout_recipes,
         modules=MODULES,
         query_key_norms=QUERY_KEY_NORMS,
         final_norm="final_layernorm",

@@ -4,16 +4,9 @@ from collections.abc import Mapping
 
 from prompt_tuning.checkpoints.stored_tensors import FusedPart, identity
 from prompt_tuning.core.model_config import ModelConfig
-from prompt_tuning.families import llama_layout
+from prompt_tuning.families import family, llama_layout
 from prompt_tuning.families.expert_layout import ATTENTION, feed_forward_modules
-from prompt_tuning.families.family import (
-    QKV,
-    Family,
-    LayerNames,
-    Recipes,
-    StoredNames,
-    fused_parts,
-)
+from prompt_tuning.families.family import Family, LayerNames, Recipes, StoredNames
 from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 from prompt_tuning.families.layer_settings import read_layers
 from prompt_tuning.families.memory_layout import LINEAR, memory_shares, tap_names
@@ -115,14 +108,16 @@ def qwen3_5_recipes(
 
 def _delta_parts(config: ModelConfig, module: str) -> dict[str, tuple[str, FusedPart]]:
     """Returns the parts of a module with all queries, then keys, then values."""
-    return fused_parts("gated_delta", QKV, module, memory_shares(config, QKV))
+    return family.fused_parts(
+        "gated_delta", family.QKV, module, memory_shares(config, family.QKV)
+    )
 
 
 def _delta_tensors(config: ModelConfig) -> LayerNames:
     """Returns a layer's tensors other than projections, in models with such layers."""
     if not config.recurrent_layers:
         return {}
-    return OTHERS | tap_names(config, "linear_attn.conv1d", QKV)
+    return OTHERS | tap_names(config, "linear_attn.conv1d", family.QKV)
 
 
 QWEN3_5_TEXT = Family(

@@ -2,21 +2,17 @@
 
 import functools
 
+from prompt_tuning.families import llama_layout
 from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 from prompt_tuning.families.layer_settings import has_window, read_windows
 from prompt_tuning.families.llama import LLAMA
-from prompt_tuning.families.llama_layout import (
-    PROJECTIONS,
-    layout_recipes,
-    read_rotated,
-)
 from prompt_tuning.families.rotary_settings import FULL, SLIDING
 
-MODULES = PROJECTIONS | {"mlp/up": "mlp.c_fc", "mlp/down": "mlp.c_proj"}
+MODULES = llama_layout.PROJECTIONS | {"mlp/up": "mlp.c_fc", "mlp/down": "mlp.c_proj"}
 
 
 def _read_starcoder2(settings: HuggingFaceSettings) -> ModelFields:
-    fields = read_rotated(settings, tied=True, divided=True)
+    fields = llama_layout.read_rotated(settings, tied=True, divided=True)
     activation = settings.text("hidden_act", "gelu_pytorch_tanh")
     kind = SLIDING if has_window(settings) else FULL
     return {
@@ -34,6 +30,6 @@ STARCODER2 = LLAMA.like(
     "starcoder2",
     "StarCoder 2",
     _read_starcoder2,
-    recipes=functools.partial(layout_recipes, modules=MODULES),
+    recipes=functools.partial(llama_layout.layout_recipes, modules=MODULES),
     more_inert={"residual_dropout", "embedding_dropout"},
 )

@@ -4,18 +4,9 @@ from typing import Any
 
 from prompt_tuning.checkpoints.stored_tensors import Recipe, layered, transpose
 from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.families import family
 from prompt_tuning.families.class_labels import ClassLayers
-from prompt_tuning.families.family import (
-    Family,
-    Recipes,
-    StoredNames,
-    final_norm_recipes,
-    head_recipe,
-    layer_recipes,
-    norm_names,
-    projection_names,
-    token_settings,
-)
+from prompt_tuning.families.family import Family, Recipes, StoredNames
 from prompt_tuning.families.hf_settings import (
     HuggingFaceSettings,
     ModelFields,
@@ -80,12 +71,12 @@ def _t5_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
     if config.bidirectional:  # the encoder alone is our stack without a causal mask
         encoder = _stack_recipes("encoder", config.layers, config, prefix)
         ours = {p.replace("encoder", "decoder", 1): x for p, x in encoder.items()}
-        return tables | ours | head_recipe(config)
+        return tables | ours | family.head_recipe(config)
     return {
         **tables,
         **_stack_recipes("encoder", config.encoder_layers, config, prefix),
         **_stack_recipes("decoder", config.layers, config, prefix),
-        **head_recipe(config),
+        **family.head_recipe(config),
     }
 
 
@@ -106,7 +97,7 @@ def _stack_recipes(
     inputs = {"gate": "wi_0", "up": "wi_1"} if config.gated else {"up": "wi"}
     for name, theirs in {**inputs, "down": "wo"}.items():
         modules[f"mlp/{name}"] = f"{layer}.DenseReluDense.{theirs}"
-    names = norm_names(config, norms) | projection_names(config, modules)
+    names = family.norm_names(config, norms) | family.projection_names(config, modules)
     name = "layer.0.SelfAttention.relative_attention_bias.weight"
     # The first block stores a bias that all blocks of a stack share.
     first = prefix + stack
@@ -114,9 +105,9 @@ def _stack_recipes(
     if config.relative_bias_in_each_block:
         bias = layered(f"{first}.block.{{}}.{name}", layers, transpose)
     return {
-        **layer_recipes(stack, f"{first}.block.{{}}.", layers, names),
+        **family.layer_recipes(stack, f"{first}.block.{{}}.", layers, names),
         f"{stack}/relative_position_bias/embedding": bias,
-        **final_norm_recipes(config, stack, f"{first}.final_layer_norm"),
+        **family.final_norm_recipes(config, stack, f"{first}.final_layer_norm"),
     }
 
 
@@ -144,7 +135,7 @@ def _t5_settings(config: ModelConfig) -> dict[str, Any]:
         "dropout_rate": config.dropout_rate,
         "tie_word_embeddings": config.tied_head,
         "decoder_start_token_id": config.decoder_start_id,
-        **token_settings(config),
+        **family.token_settings(config),
     }
     if config.scale_tied_hidden != config.tied_head:
         settings["scale_decoder_outputs"] = config.scale_tied_hidden

@@ -7,16 +7,8 @@ Inputs and targets are scaled, prompt vectors included.
 from prompt_tuning.checkpoints.stored_tensors import Recipe
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.model_config import ModelConfig
-from prompt_tuning.families.family import (
-    Family,
-    Recipes,
-    StoredNames,
-    final_norm_recipes,
-    head_recipe,
-    layer_recipes,
-    norm_names,
-    projection_names,
-)
+from prompt_tuning.families import family
+from prompt_tuning.families.family import Family, Recipes, StoredNames
 from prompt_tuning.families.gemma2 import SIZES, read_gemma2
 from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 from prompt_tuning.families.llama_layout import PROJECTIONS
@@ -72,7 +64,7 @@ def _t5gemma_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
         "decoder_embedder/embedding": Recipe((f"{prefix}decoder.embed_tokens.weight",)),
         **_stack_recipes(ENCODER, config.encoder_layers, config, prefix),
         **_stack_recipes(DECODER, config.layers, config, prefix),
-        **head_recipe(config, HEAD),
+        **family.head_recipe(config, HEAD),
     }
 
 
@@ -88,10 +80,10 @@ def _stack_recipes(
     for ours, theirs in sublayers.items():
         norms[f"{ours}_norm"] = f"pre_{theirs}_layernorm"
         norms[f"{ours}_out_norm"] = f"post_{theirs}_layernorm"
-    names = norm_names(config, norms) | projection_names(config, modules)
+    names = family.norm_names(config, norms) | family.projection_names(config, modules)
     return {
-        **layer_recipes(stack, f"{prefix}{stack}.layers.{{}}.", layers, names),
-        **final_norm_recipes(config, stack, f"{prefix}{stack}.norm"),
+        **family.layer_recipes(stack, f"{prefix}{stack}.layers.{{}}.", layers, names),
+        **family.final_norm_recipes(config, stack, f"{prefix}{stack}.norm"),
     }
 
 

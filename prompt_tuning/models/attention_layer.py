@@ -18,15 +18,8 @@ from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import declare, named_key, optional_key
 from prompt_tuning.core.save_policies import ATTENTION, named
 from prompt_tuning.core.setting_hints import how_to_set
-from prompt_tuning.models.attention import (
-    AttentionSource,
-    KeyValues,
-    ScoreSettings,
-    attend,
-    attention_weights,
-    groups_first,
-    positions_first,
-)
+from prompt_tuning.models import attention
+from prompt_tuning.models.attention import AttentionSource, KeyValues, ScoreSettings
 from prompt_tuning.models.attention_choice import choose_attention
 from prompt_tuning.models.disentangled import RelativePositions, distance_products
 from prompt_tuning.models.flash_attention import attend_fused
@@ -281,7 +274,8 @@ class Attention(nnx.Module):
                 zip(queries, sources, first_rows, strict=True)
             )
         ]
-        flat = flatten_streams(list(map(positions_first, attended)))  # [n, H, K]
+        by_row = list(map(attention.positions_first, attended))
+        flat = flatten_streams(by_row)  # [n, H, K]
         flat = flat[..., : self.value_width].reshape(len(flat), -1)  # [n, H * K]
         return self.out(flat if gate is None else flat * gate)
 
@@ -299,22 +293,22 @@ class Attention(nnx.Module):
                 f"give {how_to_set('Pretrained.attention', 'reference')}"
             )
         count = sum(source.key_values.keys.shape[-2] for source in sources)
-        query = groups_first(query, sources[0].key_values.groups)
+        query = attention.groups_first(query, sources[0].key_values.groups)
         if self.sinks is not None:
             sources = [*sources, _sink(self.sinks[...], query)]
         settings = ScoreSettings(self.scale, self.config.attention_soft_cap)
-        return attention_weights(query, sources, settings)[..., :count]
+        return attention.attention_weights(query, sources, settings)[..., :count]
 
     def _attend(self, query, sources, key, first_row):
         """Attends with the kernel or the reference, as the stream's views require."""
-        query = groups_first(query, sources[0].key_values.groups)
+        query = attention.groups_first(query, sources[0].key_values.groups)
         if isinstance(sources[-1].mask, CausalMask):
             kernel = choose_attention(self.config).kernel
             assert kernel is not None  # else the mask would be an array
             return attend_fused(kernel, query, sources, scale=self.scale)
         if self.sinks is not None:
             sources = [*sources, _sink(self.sinks[...], query)]
-        output = attend(
+        output = attention.attend(
             query,
             sources,
             scale=self.scale,

@@ -16,14 +16,8 @@ from prompt_tuning.core.adapted_rows import invoked_positions
 from prompt_tuning.core.batch import Batch, LabelBatch
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import named_key, optional_key
+from prompt_tuning.models import input_layers
 from prompt_tuning.models.cache import Cache
-from prompt_tuning.models.input_layers import (
-    embed_inputs,
-    embedding_norm,
-    position_embedder,
-    second_types,
-    type_embedder,
-)
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.models.norms import normalize
 from prompt_tuning.models.row_info import RowInfo, last_vectors, positions_in_segment
@@ -134,9 +128,9 @@ class DecoderOnly(LanguageModel):
         decoder: Callable[..., Decoder] = Decoder,
     ):
         super().__init__(key, config)
-        self.position_embedder = position_embedder(key, config)
-        self.type_embedder = type_embedder(key, config)
-        self.embedding_norm = embedding_norm(key, config)
+        self.position_embedder = input_layers.position_embedder(key, config)
+        self.type_embedder = input_layers.type_embedder(key, config)
+        self.embedding_norm = input_layers.embedding_norm(key, config)
         self.decoder = decoder(named_key(key, "decoder"), config, cross=False)
 
     def select_predicting(
@@ -348,7 +342,7 @@ class DecoderOnly(LanguageModel):
             # Prompts and these tokens get the first type where they are joined.
             first, second, *_ = self.type_embedder.embedding[...].astype(text.dtype)
             arguments = tokens, rows.segment_ids, self.config.separator_id
-            text += second_types(*arguments)[..., None] * (second - first)
+            text += input_layers.second_types(*arguments)[..., None] * (second - first)
         stream = self.decoder.text_stream(text, rows, key)
         if self.invocation:
             segments = rows.segments(tokens.shape[1])
@@ -359,4 +353,6 @@ class DecoderOnly(LanguageModel):
     def _add_positions(self, stream: Stream, key) -> Stream:
         """Adds learned positions, also to prompt vectors; see `embed_inputs`."""
         layers = self.position_embedder, self.embedding_norm
-        return embed_inputs(stream, self.config, *layers, key, self.type_embedder)
+        return input_layers.embed_inputs(
+            stream, self.config, *layers, key, self.type_embedder
+        )

@@ -26,15 +26,8 @@ from jaxtyping import Array, Float, Key
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import named_key
 from prompt_tuning.core.save_policies import ATTENTION, named
-from prompt_tuning.models.attention import (
-    MAXIMUM_QUERIES,
-    AttentionSource,
-    KeyValues,
-    ScoreSettings,
-    attend_with_sums,
-    groups_first,
-    positions_first,
-)
+from prompt_tuning.models import attention
+from prompt_tuning.models.attention import AttentionSource, KeyValues, ScoreSettings
 from prompt_tuning.models.attention_layer import Attention, Projected
 from prompt_tuning.models.layers import dense_layers
 from prompt_tuning.models.norms import Norm, normalize
@@ -195,26 +188,28 @@ class LatentAttention(Attention):
         absorbed = jnp.concatenate([query[..., :rotated], absorbed], axis=-1)
         compressed = [x for x in sources if self._is_compressed(x.key_values)]
         others = [x for x in sources if not self._is_compressed(x.key_values)]
-        means, logarithms = attend_with_sums(
-            groups_first(absorbed, 1), compressed, settings
+        means, logarithms = attention.attend_with_sums(
+            attention.groups_first(absorbed, 1), compressed, settings
         )
         attended = jnp.einsum(
             "rqhc,chv->rqhv",
-            positions_first(means),
+            attention.positions_first(means),
             self.value.wide_kernel().astype(query.dtype).reshape(heads),
         )
         if others:
             groups = others[0].key_values.groups
-            more, sums = attend_with_sums(groups_first(query, groups), others, settings)
-            more = positions_first(more)[..., : self.value_width]
+            more, sums = attention.attend_with_sums(
+                attention.groups_first(query, groups), others, settings
+            )
+            more = attention.positions_first(more)[..., : self.value_width]
             logarithms, sums = (
-                positions_first(x[..., None]) for x in (logarithms, sums)
+                attention.positions_first(x[..., None]) for x in (logarithms, sums)
             )
             # A row's share is exactly 0 of sources that it sees nothing of.
             share = jax.nn.softmax(jnp.stack([logarithms, sums]), axis=0)
             joined = share[0] * attended + share[1] * more
             attended = joined.astype(query.dtype)
-        return named(groups_first(attended, 1), ATTENTION)
+        return named(attention.groups_first(attended, 1), ATTENTION)
 
     @property
     def _most_absorbed(self) -> int:
@@ -233,7 +228,7 @@ class LatentAttention(Attention):
         expanding = rank * (width - rotated + self.value_width)
         more = 2 * rank + rotated - (width + self.value_width)
         few = expanding / more / 2 if more > 0 else math.inf
-        return int(min(few, MAXIMUM_QUERIES))
+        return int(min(few, attention.MAXIMUM_QUERIES))
 
     def queries(self, x: Float[Array, "*lead D"]) -> Float[Array, "*lead H K"]:
         """Projects to unrotated queries."""

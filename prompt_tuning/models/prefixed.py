@@ -5,6 +5,7 @@ sees.
 """
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,25 +22,31 @@ from prompt_tuning.models.encoder_decoder import Encoder
 from prompt_tuning.models.recurrent_state import RecurrentState
 from prompt_tuning.models.row_info import RowInfo
 from prompt_tuning.models.streams import Context, Stream
+from prompt_tuning.models.transformer import Stack
 from prompt_tuning.prompts.prefix import KeyValuePrefix
 from prompt_tuning.prompts.state_prefix import StatePrefix
 from prompt_tuning.settings.prompting import Prompting
 from prompt_tuning.sharding import collectives
 
 
-class _Prefixed:
-    """Base class of encoders and decoders with a prefix, `prompt`."""
+class _Prefixed(Stack):
+    """Base class of encoders and decoders with a prefix, `prompt`.
 
-    config: ModelConfig
-    windowed_layers: tuple[int, ...]
+    Raises:
+      InputError: if `prompting` has settings for prompts at the input, which would do
+        nothing here.
+    """
 
-    def _add_prefix(self, prompt: KeyValuePrefix, prompting: Prompting) -> None:
-        """Adds the prefix.
-
-        Raises:
-          InputError: if `prompting` has settings for prompts at the input, which would
-            do nothing here.
-        """
+    def __init__(
+        self,
+        key: Key[Array, ""],
+        config: ModelConfig,
+        *,
+        prompt: KeyValuePrefix,
+        prompting: Prompting,
+        **stack: Any,
+    ):
+        super().__init__(key, config, **stack)
         if prompting != Prompting(beyond_window=prompting.beyond_window):
             raise InputError(
                 "a key/value prefix always precedes the text and sees none of it, so "
@@ -85,17 +92,6 @@ class _Prefixed:
 class PrefixEncoder(_Prefixed, Encoder):
     """An encoder with trained keys and values before its input."""
 
-    def __init__(
-        self,
-        key: Key[Array, ""],
-        config: ModelConfig,
-        *,
-        prompt: KeyValuePrefix,
-        prompting: Prompting,
-    ):
-        super().__init__(key, config)
-        self._add_prefix(prompt, prompting)
-
     def text_stream(
         self,
         text: Float[Array, "B T D"],
@@ -111,18 +107,6 @@ class PrefixEncoder(_Prefixed, Encoder):
 
 class PrefixDecoder(_Prefixed, Decoder):
     """A decoder with trained keys and values before its input."""
-
-    def __init__(
-        self,
-        key: Key[Array, ""],
-        config: ModelConfig,
-        *,
-        cross: bool,
-        prompt: KeyValuePrefix,
-        prompting: Prompting,
-    ):
-        super().__init__(key, config, cross=cross)
-        self._add_prefix(prompt, prompting)
 
     def text_stream(
         self,

@@ -10,6 +10,7 @@ works.
 """
 
 import dataclasses
+from typing import Any
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
@@ -28,16 +29,9 @@ from prompt_tuning.models.layer_inputs import pad_width
 from prompt_tuning.models.prompt_vectors import select_vectors, vectors_of_texts
 from prompt_tuning.models.row_info import RowInfo, check_groupable, positions_in_segment
 from prompt_tuning.models.streams import BlockInput, Mask, Stream
-from prompt_tuning.prompts.placement import (
-    PLACEMENTS,
-    TEMPLATE,
-    JoinedLayout,
-    join,
-    joined_position,
-    lay_out,
-    lay_out_template,
-    put_first,
-)
+from prompt_tuning.models.transformer import Stack
+from prompt_tuning.prompts import placement
+from prompt_tuning.prompts.placement import JoinedLayout
 from prompt_tuning.prompts.prompt_module import (
     Attachment,
     InputDependentPrompt,
@@ -46,7 +40,7 @@ from prompt_tuning.prompts.prompt_module import (
 from prompt_tuning.settings.prompting import Prompting
 
 
-class _Prompted:
+class _Prompted(Stack):
     """Base class of encoders and decoders with a prompt in their input.
 
     Attributes:
@@ -55,12 +49,16 @@ class _Prompted:
       shared: whether the prompt runs once, before the text.
     """
 
-    config: ModelConfig
-    windowed_layers: tuple[int, ...]
-    bidirectional: bool
-    stack: str
-
-    def _add_prompt(self, prompt: InputPrompt, prompting: Prompting) -> None:
+    def __init__(
+        self,
+        key: Key[Array, ""],
+        config: ModelConfig,
+        *,
+        prompt: InputPrompt,
+        prompting: Prompting,
+        **stack: Any,
+    ):
+        super().__init__(key, config, **stack)
         prompting.check_windows(self.windowed_layers)
         if isinstance(prompt, InputDependentPrompt):
             prompting = prompting.joined_by_row("the prompt depends on each row's text")
@@ -76,7 +74,7 @@ class _Prompted:
 
     def prompt_count(self) -> masks.Count:
         """Number of vectors added to each example's text, without padding."""
-        in_text = self.prompting.placement == TEMPLATE
+        in_text = self.prompting.placement == placement.TEMPLATE
         return 0 if in_text else self.prompt.real_length
 
     def visible_to(self, stream: Stream, rows: RowInfo) -> Stream:
@@ -91,7 +89,9 @@ class _Prompted:
             inputs = rows.prefix_lengths.reshape(lengths.shape)
         starts = jnp.cumsum(lengths, axis=1) - lengths
         ends_with_eos = self.bidirectional and self.config.encoder_input != "bos_text"
-        points = starts + PLACEMENTS[self.prompting.placement](inputs, ends_with_eos)
+        points = starts + placement.PLACEMENTS[self.prompting.placement](
+            inputs, ends_with_eos
+        )
         # An empty row still has one prompt.
         present = (lengths > 0) | (jnp.arange(rows.examples) == 0)
         return jnp.where(present, points, text_length)
@@ -99,11 +99,13 @@ class _Prompted:
     def layout(self, rows: RowInfo, text_length: int) -> JoinedLayout:
         """Returns the layout of the joined rows."""
         segments, length = rows.segments(text_length), self.prompt.length
-        if self.prompting.placement == TEMPLATE:
+        if self.prompting.placement == placement.TEMPLATE:
             assert rows.vector_ids is not None  # rows of inputs always have them
-            return lay_out_template(rows.vector_ids, segments, length, rows.examples)
+            return placement.lay_out_template(
+                rows.vector_ids, segments, length, rows.examples
+            )
         points = self.insertion_points(rows, text_length)
-        return lay_out(points, segments, self.prompt.real_length, length)
+        return placement.lay_out(points, segments, self.prompt.real_length, length)
 
     def join(
         self, text: Float[Array, "B T D"], rows: RowInfo, key: Key[Array, ""] | None
@@ -112,8 +114,8 @@ class _Prompted:
         vectors = pad_width(self._vectors(text, rows, key), text.shape[-1])
         first = self.prompting.placement == "prefix" and not rows.packed
         if first and isinstance(self.prompt.real_length, int):
-            return put_first(vectors, text)
-        return join(vectors, text, self.layout(rows, text.shape[1]))
+            return placement.put_first(vectors, text)
+        return placement.join(vectors, text, self.layout(rows, text.shape[1]))
 
     def _vectors(self, text, rows: RowInfo, key) -> Float[Array, "_ nP D"]:
         if not isinstance(self.prompt, InputDependentPrompt):
@@ -195,17 +197,6 @@ class PromptEncoder(_Prompted, Encoder):
     prompt sees. Each packed example has its own copy.
     """
 
-    def __init__(
-        self,
-        key: Key[Array, ""],
-        config: ModelConfig,
-        *,
-        prompt: InputPrompt,
-        prompting: Prompting,
-    ):
-        super().__init__(key, config)
-        self._add_prompt(prompt, prompting)
-
     def prefix_stream(self, key: Key[Array, ""] | None = None) -> Stream | None:
         """Returns the stream of shared prompts; None if they are joined."""
         if not self.shared:
@@ -275,7 +266,6 @@ class PromptDecoder(_Prompted, Decoder):
         prompt: InputPrompt,
         prompting: Prompting,
     ):
-        super().__init__(key, config, cross=cross)
         if cross and isinstance(prompt, InputDependentPrompt):
             raise InputError(
                 f"the decoder's prompt is {kind_of(prompt)}, but a decoder after an "
@@ -284,7 +274,7 @@ class PromptDecoder(_Prompted, Decoder):
         if cross:
             # The prompt attends to the encoder's outputs, which differ by row.
             prompting = dataclasses.replace(prompting, execution="joined")
-        self._add_prompt(prompt, prompting)
+        super().__init__(key, config, cross=cross, prompt=prompt, prompting=prompting)
 
     def prefix_stream(self, key: Key[Array, ""] | None = None) -> Stream | None:
         """Returns the stream of shared prompts; None if they are joined."""
@@ -360,17 +350,17 @@ class PromptDecoder(_Prompted, Decoder):
         self, positions: Int[Array, "B m"], rows: RowInfo, text_length: int
     ) -> Int[Array, "B m"]:
         """Maps token positions to positions in the text's stream."""
-        if self.shared or self.prompting.placement == TEMPLATE:
+        if self.shared or self.prompting.placement == placement.TEMPLATE:
             return positions
         points = self.insertion_points(rows, text_length)
-        return joined_position(positions, points, self.prompt.real_length)
+        return placement.joined_position(positions, points, self.prompt.real_length)
 
     def end_positions(
         self, positions: Int[Array, "B m"], rows: RowInfo, text_length: int
     ) -> Int[Array, "B m"]:
         """Maps last tokens to ends of examples, which may be a prompt's last vector."""
         ends = self.stream_positions(positions, rows, text_length)
-        if self.shared or self.prompting.placement == TEMPLATE:
+        if self.shared or self.prompting.placement == placement.TEMPLATE:
             return ends
         points = rows.of_examples(self.insertion_points(rows, text_length), positions)
         return ends + jnp.where(points == positions + 1, self.prompt.real_length, 0)

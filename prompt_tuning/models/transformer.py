@@ -22,6 +22,7 @@ from prompt_tuning.core.mixed_scan import scan_mixed
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import logical_axes, merge, named_key, split
 from prompt_tuning.core.rematerialization import Rematerialization
+from prompt_tuning.models import rotary, source_keys
 from prompt_tuning.models.attention import KeyValues
 from prompt_tuning.models.attention_choice import choose_attention, is_fusable
 from prompt_tuning.models.block import Block
@@ -37,22 +38,8 @@ from prompt_tuning.models.relative_positions import (
     linear_bias,
     window_distance,
 )
-from prompt_tuning.models.rotary import (
-    RotaryAngles,
-    rotary_angles,
-    rotary_table_indices,
-)
+from prompt_tuning.models.rotary import RotaryAngles
 from prompt_tuning.models.row_info import RowInfo
-from prompt_tuning.models.source_keys import (
-    empty_keys,
-    encoder_outputs,
-    gathers_weights,
-    in_each_block,
-    reused_keys,
-    shared_keys,
-    stacked_key_values,
-    with_shared_keys,
-)
 from prompt_tuning.models.streams import (
     AttentionView,
     BlockValues,
@@ -172,16 +159,16 @@ class Stack(nnx.Module):
             skip_norm = number == 0 if self.config.unnormed_first else None
             turned = angles and angles.of_table(values.rotary_table)
             own_views = tuple(view.in_block(values) for view in views)
-            reused, past = reused_keys(kind, shared, before, past)
+            reused, past = source_keys.reused_keys(kind, shared, before, past)
             inputs = turned, numbers, own_views, past, cross, key
             with intermediates.collect_block(captured, number) as captured:
                 hidden, kept = block(hidden, *inputs, skip_norm, reused, extra)
-            carry = hidden, captured, with_shared_keys(shared, kind, kept)
+            carry = hidden, captured, source_keys.with_shared_keys(shared, kind, kept)
             return carry, kept if keep else {}
 
-        encoded, numbered = encoder_outputs(cross), self.config.unnormed_first
+        encoded = source_keys.encoder_outputs(cross)
         hidden, extra = first_inputs(self.layer_inputs, streams)
-        shared, before = shared_keys(self.config, views, past)
+        shared, before = source_keys.shared_keys(self.config, views, past)
         size = self.count, hidden, key_count(streams, past)
         captured = intermediates.start_capture(self.stack, *size)
         policy = self.rematerialization
@@ -189,10 +176,12 @@ class Stack(nnx.Module):
         with jax.named_scope("blocks"), positions_of(streams, cross):
             others = (
                 input_values,
-                stacked_key_values(cross),
+                source_keys.stacked_key_values(cross),
                 keys,
                 self._block_values(),
-                jnp.arange(self.count) if captured or numbered else None,
+                jnp.arange(self.count)
+                if captured or self.config.unnormed_first
+                else None,
                 extra,
             )
             (hidden, captured, _), kept = self._scan(
@@ -200,7 +189,8 @@ class Stack(nnx.Module):
             )
         of_rows = {p: split_streams(x, views)[-1] for p, x in captured.items()}
         intermediates.provide(of_rows)
-        left = kept_by_stream({KEYS: empty_keys(self.config, views, 0)} | kept)
+        no_keys = source_keys.empty_keys(self.config, views, 0)
+        left = kept_by_stream({KEYS: no_keys} | kept)
         return split_streams(hidden, views), left if keep else ()
 
     def _scan(
@@ -226,7 +216,8 @@ class Stack(nnx.Module):
         preceding: dict[str, Any] = dict.fromkeys(
             names - {KEYS}, last_state([context.state for context in past])
         )
-        preceding |= {KEYS: stacked_key_values(past)} if KEYS in names else {}
+        if KEYS in names:
+            preceding[KEYS] = source_keys.stacked_key_values(past)
         kinds = dict.fromkeys(self.kinds)
         if len(kinds) == 1:
             [kind] = kinds
@@ -236,7 +227,7 @@ class Stack(nnx.Module):
                 parameters,
                 (others, preceding),
                 policy,
-                gathers=gathers_weights(logical_axes(self.layers))
+                gathers=source_keys.gathers_weights(logical_axes(self.layers))
                 or any_on_host(parameters),
             )
         structures = {
@@ -283,7 +274,7 @@ class Stack(nnx.Module):
         assert self.layers.cross_attention is not None
         encoded = collectives.copy_to_shards(encoded, "heads")
         keys = None if key is None else jax.random.split(key, self.count)
-        return in_each_block(
+        return source_keys.in_each_block(
             self.layers.cross_attention,
             lambda attention, key: attention.encoded_source(encoded, key, shared),
             keys,
@@ -294,7 +285,7 @@ class Stack(nnx.Module):
         attention = self.layers.self_attention
         if not isinstance(attention, LatentAttention):
             return key_values
-        return in_each_block(attention, LatentAttention.expand, key_values)
+        return source_keys.in_each_block(attention, LatentAttention.expand, key_values)
 
     @property
     def compresses(self) -> bool:
@@ -310,7 +301,7 @@ class Stack(nnx.Module):
             jnp.broadcast_to(stream.positions, stream.hidden.shape[:2])
             for stream in streams
         ]
-        return rotary_angles(flatten_streams(positions), self.config)
+        return rotary.rotary_angles(flatten_streams(positions), self.config)
 
     def _block_values(self) -> BlockValues:
         config, bias = self.config, self.relative_position_bias
@@ -322,8 +313,8 @@ class Stack(nnx.Module):
             within = config.window + self.bidirectional
             reach[list(self.windowed_layers)] = within
             reach = jnp.asarray(reach, jnp.int32)
-        if any(rotary_table_indices(config)):
-            table = jnp.asarray(rotary_table_indices(config))
+        if any(rotary.rotary_table_indices(config)):
+            table = jnp.asarray(rotary.rotary_table_indices(config))
         bias_table = None
         if bias is not None and bias.in_each_block:
             bias_table = bias.embedding[...]

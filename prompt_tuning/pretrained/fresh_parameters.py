@@ -1,7 +1,7 @@
 """First values of the parameters that a checkpoint lacks."""
 
 import functools
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import jax
 from jaxtyping import Array, Key
@@ -45,55 +45,32 @@ def initialize(
     return jax.jit(compute, out_shardings=shardings)(key)
 
 
-def check_on_device(paths: Iterable[str], weights: str) -> None:
+def check_on_device(paths: Collection[str], weights: str) -> None:
     """Checks that the frozen weights are where adapters that read them need them.
 
     `paths` are all parameters'; `weights` is `Pretrained.weights`.
     """
-    paths = list(paths)
     if weights == DEVICE:
         return
-    if any(path.endswith(START_A) for path in paths):
-        raise InputError(
-            f"Pretrained.weights is {shown(weights)}, but LoRA.initial computes the "
-            "first factors from the frozen weights, which must be on the device: give "
-            f"{how_to_set('Pretrained.weights', DEVICE)}, or leave out LoRA.initial"
-        )
-    if any(path.endswith(BIAS) for path in paths):
-        raise InputError(
-            f"Pretrained.weights is {shown(weights)}, but trained biases start from "
-            "the frozen ones, which must be on the device: give "
-            f"{how_to_set('Pretrained.weights', DEVICE)}, or leave out LoRA.bias"
-        )
-    if any(path.endswith(MAGNITUDE) for path in paths):
-        raise InputError(
-            f"Pretrained.weights is {shown(weights)}, but DoRA computes the norms of "
-            "the frozen weights in each step, which must be on the device: give "
-            f"{how_to_set('Pretrained.weights', DEVICE)}, or leave out LoRA.dora"
-        )
-
-
-def complete_magnitudes(
-    parameters: Parameters, loras: Mapping[str, LowRank], placement: Placement | None
-) -> Parameters:
-    """Computes DoRA's first magnitudes, the norms of the frozen weights.
-
-    `loras` are by the path of their projection; a `placement` of None means one device.
-    """
-    scalings = {p: x.scaling for p, x in loras.items() if x.magnitude is not None}
-    if not scalings:
-        return parameters
-    shardings = None
-    if placement is not None:
-        paths = [path + MAGNITUDE for path in scalings]
-        shardings = {path: placement.shardings[path] for path in paths}
-    needed = {
-        path: leaf
-        for path, leaf in parameters.items()
-        if path.partition("/kernel")[0].partition("/adapters/")[0] in scalings
-    }
-    start = functools.partial(initial_magnitudes, scalings=scalings)
-    return parameters | jax.jit(start, out_shardings=shardings)(needed)
+    for end, need, setting in (
+        (
+            START_A,
+            "LoRA.initial computes the first factors from the frozen weights",
+            "LoRA.initial",
+        ),
+        (BIAS, "trained biases start from the frozen ones", "LoRA.bias"),
+        (
+            MAGNITUDE,
+            "DoRA computes the norms of the frozen weights in each step",
+            "LoRA.dora",
+        ),
+    ):
+        if any(path.endswith(end) for path in paths):
+            raise InputError(
+                f"Pretrained.weights is {shown(weights)}, but {need}, which must be on "
+                f"the device: give {how_to_set('Pretrained.weights', DEVICE)}, or "
+                f"leave out {setting}"
+            )
 
 
 def complete_adapters(
@@ -104,26 +81,37 @@ def complete_adapters(
 ) -> Parameters:
     """Computes the first values of adapters that depend on the frozen weights.
 
-    `given` are paths of parameters that the caller already has from elsewhere.
+    `loras` are by the path of their projection. A `placement` of None means one device;
+    on a mesh, it gathers the weights of one block at a time. `given` are paths of
+    parameters that the caller already has from elsewhere.
     """
-    parameters = complete_magnitudes(parameters, loras, placement)
-    parameters = complete_biases(parameters, placement)
+    parameters = _with_magnitudes(parameters, loras, placement)
+    parameters = _with_biases(parameters, placement)
     # Singular values of large weights take long.
     fresh = {path: x for path, x in loras.items() if path + START_A not in given}
-    return complete_starts(parameters, fresh, placement)
+    return _with_starts(parameters, fresh, placement)
 
 
-def complete_starts(
+def _with_magnitudes(
     parameters: Parameters, loras: Mapping[str, LowRank], placement: Placement | None
 ) -> Parameters:
-    """Computes the first factors of LoRAs that start from the frozen weights.
+    """Adds DoRA's first magnitudes, the norms of the frozen weights."""
+    scalings = {p: x.scaling for p, x in loras.items() if x.magnitude is not None}
+    needed = {
+        path: leaf
+        for path, leaf in parameters.items()
+        if path.partition("/kernel")[0].partition("/adapters/")[0] in scalings
+    }
+    start = functools.partial(initial_magnitudes, scalings=scalings)
+    computed = [path + MAGNITUDE for path in scalings]
+    return parameters | _compute(start, needed, computed, placement)
 
-    `loras` are by the path of their projection. On a mesh, the `placement` gathers the
-    weights of one block at a time.
-    """
+
+def _with_starts(
+    parameters: Parameters, loras: Mapping[str, LowRank], placement: Placement | None
+) -> Parameters:
+    """Adds the first factors of LoRAs that start from the frozen weights."""
     chosen = {path: x for path, x in loras.items() if x.initial in FROM_WEIGHTS}
-    if not chosen:
-        return parameters
     needed = {
         path: leaf
         for path, leaf in parameters.items()
@@ -135,25 +123,32 @@ def complete_starts(
         scalings={path: x.scaling for path, x in chosen.items()},
         initial={path: x.initial for path, x in chosen.items()},
     )
-    shardings = None
-    if placement is not None:
-        ends = (LORA_A, LORA_B, START_A, START_B)
-        paths = [path + end for path in chosen for end in ends]
-        shardings = {path: placement.shardings[path] for path in paths}
-    return parameters | jax.jit(start, out_shardings=shardings)(needed)
+    ends = (LORA_A, LORA_B, START_A, START_B)
+    computed = [path + end for path in chosen for end in ends]
+    return parameters | _compute(start, needed, computed, placement)
 
 
-def complete_biases(parameters: Parameters, placement: Placement | None) -> Parameters:
+def _with_biases(parameters: Parameters, placement: Placement | None) -> Parameters:
     """Copies the frozen biases to the trained ones that start from them."""
     paths = [path for path in parameters if path.endswith(BIAS)]
-    if not paths:
-        return parameters
-    shardings = None
-    if placement is not None:
-        shardings = {path: placement.shardings[path] for path in paths}
     frozen = [path.removesuffix(BIAS) + FROZEN for path in paths]
     needed = {path: parameters[path] for path in (*paths, *frozen)}
-    return parameters | jax.jit(frozen_biases, out_shardings=shardings)(needed)
+    return parameters | _compute(frozen_biases, needed, paths, placement)
+
+
+def _compute(
+    function: Callable[[Parameters], Parameters],
+    needed: Parameters,
+    computed: Sequence[str],
+    placement: Placement | None,
+) -> Parameters:
+    """Computes the parameters at some paths from others; nothing without paths."""
+    if not computed:
+        return {}
+    shardings = None
+    if placement is not None:
+        shardings = {path: placement.shardings[path] for path in computed}
+    return jax.jit(function, out_shardings=shardings)(needed)
 
 
 def initialized_by(path: str, tuning: Tuning) -> str:

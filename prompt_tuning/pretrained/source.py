@@ -15,13 +15,7 @@ from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.quantization.stores import DTYPES, UNQUANTIZED
 from prompt_tuning.core.rematerialization import Rematerialization
 from prompt_tuning.data.text.tokenizers import Tokenizer, has_tokenizer, load_tokenizer
-from prompt_tuning.families import t5x
-from prompt_tuning.families.hf_folder import (
-    find_recipes,
-    open_stored,
-    read_config,
-    with_buffers,
-)
+from prompt_tuning.families import hf_folder, t5x
 from prompt_tuning.pretrained.checkpoint_path import BUNDLED_PREFIX, find_checkpoint
 from prompt_tuning.pretrained.weight_storage import check_by_layer
 from prompt_tuning.prompts.initializers import Vocabulary
@@ -54,10 +48,10 @@ def open_checkpoint(
         if source.config is not None:
             found = "is a GGUF file" if is_gguf(path) else "has a config.json"
             raise InputError(f"{path} {found}; remove the binding of Pretrained.config")
-        config = read_config(path, **choices)
+        config = hf_folder.read_config(path, **choices)
         check_by_layer(source.weights, config)
-        stored = with_buffers(path, open_stored(path), config)
-        recipes = find_recipes(config, stored)
+        stored = hf_folder.with_buffers(path, hf_folder.open_stored(path), config)
+        recipes = hf_folder.find_recipes(config, stored)
         config = _as_published(config, source.parameter_dtype, recipes, stored)
         return config, recipes, stored
     if source.config is None:

@@ -23,11 +23,7 @@ from prompt_tuning.core.parameter_balls import Ball
 from prompt_tuning.core.parameters import named_key
 from prompt_tuning.families.hf_folder import as_tagger
 from prompt_tuning.pretrained.attention_matching import move_prefix
-from prompt_tuning.prompts.adapter_kinds import (
-    adapter_specs,
-    find_prompt_class,
-    prompt_shapes,
-)
+from prompt_tuning.prompts import adapter_kinds
 from prompt_tuning.prompts.class_rows import ClassRows
 from prompt_tuning.prompts.initializers import Vocabulary
 from prompt_tuning.prompts.prefix_start import PrefixStart
@@ -263,14 +259,14 @@ def rebuild_tuning(
     if adapter.tokens.rows:
         head = list(adapter.tokens.head) or None
         rows.append(TrainedTokens(tokens=list(adapter.tokens.rows), head=head))
-    spec = adapter_specs().get(adapter.kind)
+    spec = adapter_kinds.adapter_specs().get(adapter.kind)
     if spec is not None:
         return Tuning(adapters=[*spec.rebuild(adapter), *rows])
     if adapter.kind in (TOKENS, CLASSES):
         return Tuning(adapters=rows)
     factories: dict[str, PromptFactory] = {}
-    for stack, shapes in prompt_shapes(adapter.parameters).items():
-        prompt_class = find_prompt_class(shapes)
+    for stack, shapes in adapter_kinds.prompt_shapes(adapter.parameters).items():
+        prompt_class = adapter_kinds.find_prompt_class(shapes)
         assert prompt_class is not None  # the adapter's kind was found by its shapes
         factories[stack] = prompt_class.factory_for(shapes)
         if not prompt_class.attachment.at_input:

@@ -4,6 +4,7 @@ The names are from `gguf-py/gguf/constants.py` in llama.cpp; changes by its conv
 scripts are undone. Where no field has a setting, it comes from llama.cpp's code.
 """
 
+import functools
 from typing import Any
 
 from prompt_tuning.core.errors import shown
@@ -92,10 +93,6 @@ def _gemma_windows(fields: Fields, generation: str) -> dict[str, Any]:
         "query_pre_attn_scalar": divisor,
         "sliding_window": values.integer(WINDOW, None),
     }
-
-
-def _gemma2(fields: Fields) -> dict[str, Any]:
-    return _gemma_windows(fields, "2")
 
 
 def _gemma3(fields: Fields) -> dict[str, Any]:
@@ -205,7 +202,7 @@ ARCHITECTURES = {
     "gemma": Architecture(model_type="gemma", norm_offset=1.0),
     "gemma2": Architecture(
         model_type="gemma2",
-        settings=_gemma2,
+        settings=functools.partial(_gemma_windows, generation="2"),
         changes=SOFT_CAPS,
         modules={**MODULES, **GEMMA_NORMS},
         norm_offset=1.0,
