@@ -140,8 +140,7 @@ class Stack(nnx.Module):
         Returns:
           each stream's hidden states before the final norm, and what it leaves.
         """
-        views = self._views(streams, past, cross)
-        axes = logical_axes(self.layers)
+        views, axes = self._views(streams, past, cross), logical_axes(self.layers)
         keys = None if key is None else jax.random.split(key, self.count)
         angles, numbers = self._angles(streams), position_numbers(views)
         block_inputs = [stream.block_input for stream in streams]
@@ -171,6 +170,7 @@ class Stack(nnx.Module):
         shared, before = source_keys.shared_keys(self.config, views, past)
         size = self.count, hidden, key_count(streams, past)
         captured = intermediates.start_capture(self.stack, *size)
+        numbered = captured or self.config.unnormed_first
         policy = self.rematerialization
         policy = policy.for_each_block() if keep else policy  # else keys are joined
         with jax.named_scope("blocks"), positions_of(streams, cross):
@@ -179,9 +179,7 @@ class Stack(nnx.Module):
                 source_keys.stacked_key_values(cross),
                 keys,
                 self._block_values(),
-                jnp.arange(self.count)
-                if captured or self.config.unnormed_first
-                else None,
+                jnp.arange(self.count) if numbered else None,
                 extra,
             )
             (hidden, captured, _), kept = self._scan(
@@ -189,9 +187,8 @@ class Stack(nnx.Module):
             )
         of_rows = {p: split_streams(x, views)[-1] for p, x in captured.items()}
         intermediates.provide(of_rows)
-        no_keys = source_keys.empty_keys(self.config, views, 0)
-        left = kept_by_stream({KEYS: no_keys} | kept)
-        return split_streams(hidden, views), left if keep else ()
+        kept = {KEYS: source_keys.empty_keys(self.config, views, 0)} | kept
+        return split_streams(hidden, views), kept_by_stream(kept) if keep else ()
 
     def _scan(
         self,
