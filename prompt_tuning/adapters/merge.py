@@ -16,16 +16,12 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from prompt_tuning.adapters.adapter import IA3, LORA, Adapter
+from prompt_tuning.adapters.peft import modules
 from prompt_tuning.adapters.peft.adapted_projections import check_projections
 from prompt_tuning.adapters.peft.ia3 import SCALE, read_scale
 from prompt_tuning.adapters.peft.lora import A, read_factors
 from prompt_tuning.adapters.peft.lora_biases import write_biases
-from prompt_tuning.adapters.peft.modules import (
-    Projection,
-    by_module,
-    expert_projections,
-    projections,
-)
+from prompt_tuning.adapters.peft.modules import Projection
 from prompt_tuning.checkpoints.formats.safetensors import INDEX, open_safetensors
 from prompt_tuning.checkpoints.quantized.methods import SETTINGS
 from prompt_tuning.checkpoints.stored_tensors import StoredTensor, Transform
@@ -88,15 +84,15 @@ def write_merged(
         )
     stored = open_safetensors(base)
     model = as_tagger(read_config(base)) if encoder else read_config(base)
-    by_path = projections(model, stored)
-    experts = expert_projections(model)
+    by_path = modules.projections(model, stored)
+    experts = modules.expert_projections(model)
     for adapter in adapters:
         _check_mergeable(adapter)
         check_projections(adapter, by_path | experts)
     biases: dict[str, np.ndarray] = {}
     for adapter in adapters:
         biases |= write_biases(adapter, model, stored)
-    by_name = by_module(by_path)
+    by_name = modules.by_module(by_path)
     of_experts = _parts_of_experts(model, stored, experts)
     copied = [path for name in COPIED for path in base.glob(name) if path.is_file()]
     if (base / INDEX).is_file():

@@ -14,10 +14,7 @@ from prompt_tuning.adapters.peft import folder as peft_folder
 from prompt_tuning.adapters.peft.shape_checks import EMBEDDINGS
 from prompt_tuning.adapters.prompt_files import SAFETENSORS, find_checkpoint
 from prompt_tuning.adapters.prompt_files import read_array as read_lone_array
-from prompt_tuning.checkpoints.formats.safetensors import (
-    open_safetensors,
-    read_header,
-)
+from prompt_tuning.checkpoints.formats import safetensors
 from prompt_tuning.checkpoints.formats.t5x_checkpoint import open_t5x
 from prompt_tuning.checkpoints.quantized.methods import open_weights
 from prompt_tuning.checkpoints.run_store import checkpoint_files
@@ -89,12 +86,12 @@ def open_arrays(path: Path) -> dict[str, StoredTensor]:
         return _in_memory(checkpoint_files.read_trained(checkpoint, state), path)
     adapter = peft_folder.find_folder(path)
     if adapter is not None:
-        return read_header(adapter / peft_folder.TENSORS)
+        return safetensors.read_header(adapter / peft_folder.TENSORS)
     names = {child.name for child in path.iterdir()}
     if "config.json" in names:
         return open_weights(path)
     if any(name.endswith(SAFETENSORS) for name in names):
-        return open_safetensors(path)
+        return safetensors.open_safetensors(path)
     return open_t5x(path)
 
 
@@ -106,7 +103,7 @@ def _is_t5x(path: Path) -> bool:
 
 def _open_file(path: Path) -> dict[str, StoredTensor]:
     if path.suffix == SAFETENSORS:
-        stored = read_header(path)
+        stored = safetensors.read_header(path)
         if stored.keys() == {CODES, SCALES}:
             return _in_memory({EMBEDDINGS: read_lone_array(path)}, path)
         return stored

@@ -28,18 +28,11 @@ from prompt_tuning.core.number_ranges import AxisLength, PositiveInteger, Positi
 from prompt_tuning.core.progress_display import noted_bar
 from prompt_tuning.data.text.chat_templates import has_chat_template
 from prompt_tuning.decoding.row_checks import check_generates
+from prompt_tuning.texts import text_study
 from prompt_tuning.texts.memory_comparison import measure_memory
 from prompt_tuning.texts.memory_tables import memory_tables
 from prompt_tuning.texts.study_files import CHUNK_KEY, StudyFiles, write_study
-from prompt_tuning.texts.text_study import (
-    CONTINUATION,
-    GIVEN,
-    PASSAGE,
-    SHORTEST,
-    StudiedTexts,
-    TextStudy,
-    read_texts,
-)
+from prompt_tuning.texts.text_study import StudiedTexts, TextStudy
 
 STARTS = {
     "matching": "from_attention_matching",
@@ -48,7 +41,7 @@ STARTS = {
 }
 """Initializers by the value of `start`."""
 RATE, ROWS, STEPS = 0.02, 1024, 200
-KINDS = (PASSAGE, CONTINUATION)
+KINDS = (text_study.PASSAGE, text_study.CONTINUATION)
 """Kinds of rows for a model without a chat template."""
 SLOTS = 128
 RESULTS, PEFT_FOLDER = "memory.json", "peft"
@@ -252,7 +245,7 @@ class _MemoryPlan:
         fits, limit = check_length(text, model, slots), model.config.maximum_positions
         if not fits and study.chunk is None and limit is not None:
             study = dataclasses.replace(study, chunk=limit // 2)
-        chunks = read_texts({"the text": text}, model.prompted, study)
+        chunks = text_study.read_texts({"the text": text}, model.prompted, study)
         prefix = _prefix(text, slots, start or "matching")
         Model.open(model.settings, [prefix], study.seed)
         known = text if fits else None
@@ -322,7 +315,10 @@ def check_length(text: str, model: Model, slots: int) -> bool:
             "has tokens"
         )
     limit = model.config.maximum_positions
-    return limit is None or begin + length + GIVEN + SHORTEST <= limit
+    return (
+        limit is None
+        or begin + length + text_study.GIVEN + text_study.SHORTEST <= limit
+    )
 
 
 def _prefix(text: str, slots: int, start: Start) -> Configured:

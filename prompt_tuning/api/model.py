@@ -9,23 +9,15 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float, Key
 
-from prompt_tuning.config.argument_types import (
-    BatchFields,
-    EvaluationFields,
-    Method,
-)
+from prompt_tuning.config.argument_types import BatchFields, EvaluationFields, Method
 from prompt_tuning.config.deferred_factories import Configured
 from prompt_tuning.config.python_runs import attachments
 from prompt_tuning.config.run import DataSource, Run
+from prompt_tuning.core import number_ranges
 from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.field_checks import check_value
 from prompt_tuning.core.model_config import ModelConfig
-from prompt_tuning.core.number_ranges import (
-    NonnegativeInteger,
-    PositiveInteger,
-    RowCount,
-)
 from prompt_tuning.core.parameter_groups import match_any
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.data.batching.batches import stream_batches
@@ -221,8 +213,8 @@ class Model(TextModel):
           >>> len(list(model.batches(pairs, batch_size=4)))
           2
         """
-        check_value("steps", steps, PositiveInteger | None)
-        check_value("seed", seed, NonnegativeInteger)
+        check_value("steps", steps, number_ranges.PositiveInteger | None)
+        check_value("seed", seed, number_ranges.NonnegativeInteger)
         source = DataSource(files=(), batch_size=batch_size, **settings)
         data = split_of(data, "data", held_out=False)
         with data_files(data, source) as files:
@@ -262,7 +254,7 @@ class Model(TextModel):
         Raises:
           InputError: if an argument cannot be used.
         """
-        check_value("batch_size", batch_size, RowCount | None)
+        check_value("batch_size", batch_size, number_ranges.RowCount | None)
         single = isinstance(inputs, str | Mapping) and not is_columns(inputs)
         several = [inputs] if single else list(table_rows(inputs, "inputs"))
         choices = {"labels": labels, "batch_size": batch_size, "prompt_id": prompt_id}

@@ -6,13 +6,7 @@ from typing import Any, Unpack
 
 from prompt_tuning.api.model import Model
 from prompt_tuning.api.tune import TunedModel, tune
-from prompt_tuning.config.argument_types import (
-    LearningRates,
-    Methods,
-    Objectives,
-    Optimizer,
-    TuneFields,
-)
+from prompt_tuning.config import argument_types
 from prompt_tuning.config.deferred_factories import Configurable
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.settings.rollout_settings import RewardFunction
@@ -21,7 +15,7 @@ from prompt_tuning.training.progress import Callback
 
 def reinforce(
     model: Model | str | Path,
-    method: Methods,
+    method: argument_types.Methods,
     prompts: Any,
     *,
     rewards: Sequence[str | RewardFunction],
@@ -30,14 +24,14 @@ def reinforce(
     temperature: float | int = 1.0,
     steps: int | None = None,
     epochs: int | float | None = None,
-    learning_rate: LearningRates | None = None,
-    optimizer: Optimizer | None = None,
-    objective: Objectives | None = None,
+    learning_rate: argument_types.LearningRates | None = None,
+    optimizer: argument_types.Optimizer | None = None,
+    objective: argument_types.Objectives | None = None,
     evaluation: Any = None,
     directory: str | Path | None = None,
     callbacks: Sequence[Callback] = (),
     progress: bool = True,
-    **settings: Unpack[TuneFields],
+    **settings: Unpack[argument_types.TuneFields],
 ) -> TunedModel:
     """Trains prompts or adapters on rewards of the model's own answers.
 

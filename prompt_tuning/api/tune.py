@@ -18,14 +18,7 @@ import numpy as np
 
 from prompt_tuning.api.automatic import choose
 from prompt_tuning.api.model import Model
-from prompt_tuning.config.argument_types import (
-    LearningRates,
-    Methods,
-    Objectives,
-    Optimizer,
-    PretrainedFields,
-    TuneFields,
-)
+from prompt_tuning.config import argument_types
 from prompt_tuning.config.config_values import CONFIG_FILE
 from prompt_tuning.config.deferred_factories import Configurable, Configured
 from prompt_tuning.config.gin_files import read_run_directory
@@ -45,11 +38,7 @@ from prompt_tuning.training.loop import train
 from prompt_tuning.training.opening import open_run
 from prompt_tuning.training.progress import Callback, python_reporter
 from prompt_tuning.training.training_result import TrainingResult
-from prompt_tuning.tuned.adapter_conversion import (
-    SUFFIXES,
-    source_of_model,
-    write_adapters,
-)
+from prompt_tuning.tuned import adapter_conversion
 from prompt_tuning.tuned.adapter_texts import AdapterTextSettings
 from prompt_tuning.tuned.load_tuned import load_trained
 from prompt_tuning.tuned.load_tuned import load_tuned as load_run
@@ -117,11 +106,11 @@ class TunedModel(Model):
           InputError: if the trained parameters cannot be stored in this form.
         """
         target = Path(target)
-        source = source_of_model(
+        source = adapter_conversion.source_of_model(
             self._name(), self.prompted, self.parameters, self.run.model.checkpoint
         )
-        form = form or SUFFIXES.get(target.suffix, "peft")
-        write_adapters(source, target, form, force=force)
+        form = form or adapter_conversion.SUFFIXES.get(target.suffix, "peft")
+        adapter_conversion.write_adapters(source, target, form, force=force)
         return target
 
     def to_peft(self, folder: str | Path, *, force: bool = False) -> Path:
@@ -178,7 +167,9 @@ class TunedModel(Model):
         return "".join(parts)
 
 
-def load(checkpoint: str | Path, **settings: Unpack[PretrainedFields]) -> Model:
+def load(
+    checkpoint: str | Path, **settings: Unpack[argument_types.PretrainedFields]
+) -> Model:
     """Opens a frozen model; its weights are read when first needed.
 
     Args:
@@ -201,20 +192,20 @@ def load(checkpoint: str | Path, **settings: Unpack[PretrainedFields]) -> Model:
 
 def tune(
     model: Model | str | Path,
-    method: Methods,
+    method: argument_types.Methods,
     data: Any,
     *,
     steps: int | None = None,
     epochs: int | float | None = None,
-    learning_rate: LearningRates | None = None,
-    optimizer: Optimizer | None = None,
-    objective: Objectives | None = None,
+    learning_rate: argument_types.LearningRates | None = None,
+    optimizer: argument_types.Optimizer | None = None,
+    objective: argument_types.Objectives | None = None,
     evaluation: Any = None,
     directory: str | Path | None = None,
     budget: int | float | None = None,
     callbacks: Sequence[Callback] = (),
     progress: bool = True,
-    **settings: Unpack[TuneFields],
+    **settings: Unpack[argument_types.TuneFields],
 ) -> TunedModel:
     """Trains prompts or adapters for a frozen model.
 

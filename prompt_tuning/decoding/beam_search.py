@@ -15,22 +15,12 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from prompt_tuning.core import number_ranges
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.field_checks import check_fields
-from prompt_tuning.core.number_ranges import (
-    BeamCount,
-    LengthPenalty,
-    NonnegativeInteger,
-    PositiveInteger,
-)
 from prompt_tuning.core.parameters import Parameters, merge
-from prompt_tuning.decoding import row_checks
+from prompt_tuning.decoding import row_checks, row_encoding
 from prompt_tuning.decoding.request import Completion, EndReason
-from prompt_tuning.decoding.row_encoding import (
-    LENGTH_MULTIPLE,
-    decode_continuations,
-    pad_rows,
-)
 from prompt_tuning.decoding.sampling_settings import NEW_TOKENS
 from prompt_tuning.models.attention import KeyValues
 from prompt_tuning.models.cache import Cache
@@ -65,12 +55,12 @@ class BeamSearch:
       ['ABC']
     """
 
-    beams: BeamCount = 4
-    returned: PositiveInteger = 1
-    length_penalty: LengthPenalty = 1.0
+    beams: number_ranges.BeamCount = 4
+    returned: number_ranges.PositiveInteger = 1
+    length_penalty: number_ranges.LengthPenalty = 1.0
     normalization: Literal["length", "wu"] = "length"
-    new_tokens: PositiveInteger = NEW_TOKENS
-    ends: tuple[NonnegativeInteger, ...] = ()
+    new_tokens: number_ranges.PositiveInteger = NEW_TOKENS
+    ends: tuple[number_ranges.NonnegativeInteger, ...] = ()
 
     def __post_init__(self):
         check_fields(self, prefix="")
@@ -164,7 +154,7 @@ def search_beams(
         texts = [""] * len(best)
         if model.tokenizer is not None:
             ids = [each.ids for each in best]
-            texts = decode_continuations(model, [row] * len(best), ids)
+            texts = row_encoding.decode_continuations(model, [row] * len(best), ids)
         completions.append(
             [
                 Completion(
@@ -188,9 +178,11 @@ def _search_row(
     settings: BeamSearch,
     prompt_id: int | None,
 ) -> list[_Hypothesis]:
-    length = LENGTH_MULTIPLE * max(-(-len(row) // LENGTH_MULTIPLE), 1)
+    length = row_encoding.LENGTH_MULTIPLE * max(
+        -(-len(row) // row_encoding.LENGTH_MULTIPLE), 1
+    )
     room = model.maximum_length
-    tokens, lengths = pad_rows(
+    tokens, lengths = row_encoding.pad_rows(
         [row], model.config.pad_id, length if room is None else min(length, room)
     )
     ends = tuple(dict.fromkeys((*model.stop_ids, *settings.ends)))

@@ -4,19 +4,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, cast
 
+from prompt_tuning.core import number_ranges
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.field_checks import check_fields
-from prompt_tuning.core.number_ranges import (
-    LogprobCount,
-    NonnegativeInteger,
-    Penalty,
-    PositiveFactor,
-    PositiveInteger,
-    PositiveShare,
-    SampleCount,
-    Share,
-    Temperature,
-)
 from prompt_tuning.decoding.text_constraints import (
     TextConstraint,
     find_constraint,
@@ -68,27 +58,27 @@ class Sampling:
       2
     """
 
-    temperature: Temperature = 0.0
-    top_k: PositiveInteger | None = None
-    top_p: PositiveShare | None = None
-    min_p: Share | None = None
-    repetition_penalty: PositiveFactor = 1.0
-    presence_penalty: Penalty = 0.0
-    frequency_penalty: Penalty = 0.0
-    logit_bias: Mapping[NonnegativeInteger, Penalty] = dataclasses.field(
-        default_factory=dict
+    temperature: number_ranges.Temperature = 0.0
+    top_k: number_ranges.PositiveInteger | None = None
+    top_p: number_ranges.PositiveShare | None = None
+    min_p: number_ranges.Share | None = None
+    repetition_penalty: number_ranges.PositiveFactor = 1.0
+    presence_penalty: number_ranges.Penalty = 0.0
+    frequency_penalty: number_ranges.Penalty = 0.0
+    logit_bias: Mapping[number_ranges.NonnegativeInteger, number_ranges.Penalty] = (
+        dataclasses.field(default_factory=dict)
     )
-    forbidden: tuple[NonnegativeInteger, ...] = ()
-    forced: tuple[NonnegativeInteger, ...] = ()
-    minimum_new_tokens: NonnegativeInteger = 0
-    new_tokens: NonnegativeInteger = NEW_TOKENS
-    ends: tuple[NonnegativeInteger, ...] = ()
+    forbidden: tuple[number_ranges.NonnegativeInteger, ...] = ()
+    forced: tuple[number_ranges.NonnegativeInteger, ...] = ()
+    minimum_new_tokens: number_ranges.NonnegativeInteger = 0
+    new_tokens: number_ranges.NonnegativeInteger = NEW_TOKENS
+    ends: tuple[number_ranges.NonnegativeInteger, ...] = ()
     ignores_end: bool = False
     stop: tuple[str, ...] = ()
-    n: SampleCount = 1
-    seed: NonnegativeInteger = 0
-    logprobs: LogprobCount | None = None
-    given_logprobs: LogprobCount | None = None
+    n: number_ranges.SampleCount = 1
+    seed: number_ranges.NonnegativeInteger = 0
+    logprobs: number_ranges.LogprobCount | None = None
+    given_logprobs: number_ranges.LogprobCount | None = None
     regex: str | None = None
     json_schema: Mapping[str, Any] | str | None = None
     grammar: str | None = None

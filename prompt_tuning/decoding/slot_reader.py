@@ -7,19 +7,12 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from prompt_tuning.decoding import slot_state
 from prompt_tuning.decoding.given_scores import Scorer, scorer_of
 from prompt_tuning.decoding.resident_adapters import ResidentAdapters
 from prompt_tuning.decoding.row_encoding import pad_rows
 from prompt_tuning.decoding.row_progress import RowProgress
-from prompt_tuning.decoding.slot_state import (
-    Integers,
-    Page,
-    RowStates,
-    Slots,
-    expand_slots,
-    padded_pages,
-    page_counts,
-)
+from prompt_tuning.decoding.slot_state import Integers, Page, RowStates, Slots
 from prompt_tuning.decoding.slots import (
     copy_slot,
     read_chunks,
@@ -87,7 +80,9 @@ class SlotReader:
         self._create_slots()
         if runs:
             bare = self._resident.find(None)
-            self.slots = expand_slots(bare.parameters, slots, graph=bare.model.graph)
+            self.slots = slot_state.expand_slots(
+                bare.parameters, slots, graph=bare.model.graph
+            )
 
     def read_tokens(self, active: Placed, tokens: PerRow) -> None:
         """Reads the next token of each active row."""
@@ -143,7 +138,7 @@ class SlotReader:
         counts = np.zeros(self._count, np.int32)
         graph = self._resident.graph
         for count, (number, columns) in itertools.product(
-            page_counts(pages), enumerate(self.slots.section_ends)
+            slot_state.page_counts(pages), enumerate(self.slots.section_ends)
         ):
             states = self._states((), np.zeros((self._count, count), np.int32))
             model = (self._resident.step_parameters, self.slots)
@@ -366,7 +361,7 @@ class SlotReader:
                 if id(page.keys) not in columns:
                     columns[id(page.keys)] = len(pages)
                     pages.append(page)
-        padded = padded_pages(pages, self._no_page)
+        padded = slot_state.padded_pages(pages, self._no_page)
         visible = np.zeros((count, len(padded)), np.int32)
         for slot, row in active:
             for page, count in zip(row.prompt.pages, row.prompt.visible, strict=True):

@@ -24,15 +24,10 @@ from prompt_tuning.data.text.added_text import (
     token_bytes,
 )
 from prompt_tuning.data.text.encoding_limits import reporting_errors
+from prompt_tuning.decoding import text_constraints
 from prompt_tuning.decoding.request import Request
 from prompt_tuning.decoding.request_checks import row_ends, text_before
 from prompt_tuning.decoding.sampling_settings import Sampling
-from prompt_tuning.decoding.text_constraints import (
-    TextConstraint,
-    guidance_library,
-    parser_limits,
-    problem_of,
-)
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 
 MASK_SECONDS = 0.1
@@ -111,7 +106,7 @@ class RowMask:
             return
         self.complete = accepts
         if not accepts:
-            reason = problem_of(self._matcher)
+            reason = text_constraints.problem_of(self._matcher)
             nothing = not reason or reason.startswith("NoExtension")
             self.problem = f"no token continues a text that matches the {self._name}"
             self.problem += "" if nothing else f": {reason}"
@@ -183,7 +178,7 @@ class MaskReader:
 
     def _first(
         self,
-        constraint: TextConstraint,
+        constraint: text_constraints.TextConstraint,
         before: Sequence[int],
         ends: Sequence[int],
         forbidden: Sequence[int],
@@ -206,15 +201,17 @@ class MaskReader:
         return mask
 
     def _matcher(self, name: str, grammar: str, special: _Written) -> Any:
-        library = guidance_library()
+        library = text_constraints.guidance_library()
         matcher = library.LLMatcher(
             self._vocabulary(special),
             grammar,
             log_level=0,
-            limits=parser_limits(),
+            limits=text_constraints.parser_limits(),
         )
         if matcher.is_error():
-            raise InputError(f"{name} cannot be used: {problem_of(matcher)}")
+            raise InputError(
+                f"{name} cannot be used: {text_constraints.problem_of(matcher)}"
+            )
         return matcher
 
     def _check_forced(
@@ -254,4 +251,4 @@ class MaskReader:
         for token, text in special:
             tokens[token] = text.encode()
         with reporting_errors(lambda: "the vocabulary cannot follow a constraint"):
-            return guidance_library().LLTokenizer(_Vocabulary(tokens))
+            return text_constraints.guidance_library().LLTokenizer(_Vocabulary(tokens))

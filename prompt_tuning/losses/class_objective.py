@@ -13,18 +13,14 @@ from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.field_checks import check_fields
 from prompt_tuning.core.number_ranges import NonnegativeNumber
 from prompt_tuning.core.parameters import Parameters
+from prompt_tuning.losses import objective
 from prompt_tuning.losses.class_scores import (
     class_cross_entropy,
     class_hinge,
     mean_scores,
     total_scores,
 )
-from prompt_tuning.losses.objective import (
-    LossSums,
-    Objective,
-    sum_losses,
-    target_losses,
-)
+from prompt_tuning.losses.objective import LossSums, Objective
 from prompt_tuning.losses.output_head import AnyHead
 
 
@@ -99,7 +95,7 @@ class ClassObjective(Objective):
         Of the `R = B * C` rows, `C` consecutive ones are the classes of an example.
         """
         del parameters
-        token_losses = target_losses(hidden, head, batch)
+        token_losses = objective.target_losses(hidden, head, batch)
         score = mean_scores if self.length_normalize else total_scores
         # One score a row, [B * C], and the classes of an example are consecutive rows.
         scores = score(token_losses.nll, batch.loss_weights)
@@ -108,7 +104,7 @@ class ClassObjective(Objective):
         # A filling example has gold -1 and weight 0; any class will do for it.
         losses = self._class_loss()(scores, jnp.maximum(batch.gold, 0))
         correct = scores.argmax(axis=-1) == batch.gold
-        return sum_losses(losses, weights, weights, correct)
+        return objective.sum_losses(losses, weights, weights, correct)
 
     def _weights(self, batch: Batch) -> Float[Array, "*lead"]:
         """Weights of the examples, 0 for those that only fill the batch."""

@@ -14,18 +14,9 @@ from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.field_checks import check_fields
 from prompt_tuning.core.parameters import Parameters
+from prompt_tuning.losses import objective
 from prompt_tuning.losses.cross_entropy import TokenLoss, distillation_loss
 from prompt_tuning.losses.logit_losses import FORWARD, Divergence, TopTargets
-from prompt_tuning.losses.objective import (
-    HeldOutObjective,
-    LossSums,
-    ObjectiveConfig,
-    OpenTeacher,
-    OwnContexts,
-    TeacherModel,
-    learned_targets,
-    token_sums,
-)
 from prompt_tuning.losses.output_head import AnyHead
 from prompt_tuning.settings.distillation_settings import (
     DistillationSettings,
@@ -54,7 +45,7 @@ class StoredTargets(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class ContextDistillation(DistillationSettings, ObjectiveConfig):
+class ContextDistillation(DistillationSettings, objective.ObjectiveConfig):
     """Teaches a prompt to replace a long text; the teacher is the model reading it.
 
     The loss at a position is a divergence over the whole vocabulary, in nats. Use it to
@@ -127,13 +118,13 @@ class ContextDistillation(DistillationSettings, ObjectiveConfig):
                 "divergence to 'jsd'"
             )
 
-    def prepare(self, open_teacher: OpenTeacher) -> "Distillation":
+    def prepare(self, open_teacher: objective.OpenTeacher) -> "Distillation":
         """Builds the teacher that reads the context; see `ObjectiveConfig`."""
         beta = 0.5 if self.beta is None else float(self.beta)
         divergence = Divergence(self.divergence, beta)
         context = self.context
         if self.context_key is not None:
-            context = OwnContexts(self.cache_bytes)
+            context = objective.OwnContexts(self.cache_bytes)
         stored = None
         if self.targets != EXACT:
             stored = StoredTargets(self.targets, float(self.mass), self.top)
@@ -203,7 +194,7 @@ class OnPolicyDistillation(ContextDistillation):
 
 
 @dataclasses.dataclass(frozen=True)
-class Distillation(HeldOutObjective):
+class Distillation(objective.HeldOutObjective):
     """Divergence from a teacher's predictions; see `ContextDistillation`.
 
     Attributes:
@@ -215,7 +206,7 @@ class Distillation(HeldOutObjective):
 
     meaning = "divergence from the frozen model that reads the context"
 
-    teacher: TeacherModel
+    teacher: objective.TeacherModel
     divergence: Divergence = FORWARD
     stored: StoredTargets | None = None
 
@@ -229,14 +220,14 @@ class Distillation(HeldOutObjective):
         head: AnyHead,
         batch: Batch,
         parameters: Parameters | None = None,
-    ) -> LossSums:
+    ) -> objective.LossSums:
         """Computes the sums of a batch; see `Objective`.
 
         Raises:
           ValueError: if the parameters are not given.
         """
         losses = self.token_losses(hidden, head, batch, parameters)
-        return token_sums(losses, batch.loss_weights, batch)
+        return objective.token_sums(losses, batch.loss_weights, batch)
 
     def token_losses(
         self,
@@ -262,5 +253,5 @@ class Distillation(HeldOutObjective):
         else:
             with jax.named_scope("teacher"):
                 teacher = self.teacher.hidden(parameters, batch)
-        targets = learned_targets(batch)
+        targets = objective.learned_targets(batch)
         return distillation_loss(hidden, head, targets, teacher, self.divergence)

@@ -23,6 +23,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.losses import output_head
 from prompt_tuning.losses.logit_losses import (
     FORWARD,
     Divergence,
@@ -36,14 +37,7 @@ from prompt_tuning.losses.logit_losses import (
     token_cost,
     token_cost_gradient,
 )
-from prompt_tuning.losses.output_head import (
-    AnyHead,
-    OutputHead,
-    ReplacedColumns,
-    as_output_head,
-    head_logits,
-    hidden_gradient,
-)
+from prompt_tuning.losses.output_head import AnyHead, OutputHead, ReplacedColumns
 from prompt_tuning.sharding import collectives
 
 LARGEST_CHUNK = 2**22
@@ -107,7 +101,7 @@ def token_loss(
       InputError: if both `soft_cap` and the head cap the logits.
       ValueError: if the leading shapes differ.
     """
-    head = as_output_head(head)
+    head = output_head.as_output_head(head)
     if soft_cap is not None and head.soft_cap is not None:
         raise InputError(
             f"TokenObjective.soft_cap is {soft_cap}, but the model caps its logits at "
@@ -140,7 +134,7 @@ def distillation_loss(
     Raises:
       ValueError: if the leading shapes differ.
     """
-    head = as_output_head(head)
+    head = output_head.as_output_head(head)
     terms = LossTerms(soft_cap=head.soft_cap, divergence=divergence)
     return _sharded_loss(hidden, head, targets, teacher, terms)
 
@@ -152,7 +146,7 @@ def top_targets(
 
     There are at most `count`. The vocabulary of `head` must not be sharded.
     """
-    head = as_output_head(head)
+    head = output_head.as_output_head(head)
     terms, size = LossTerms(soft_cap=head.soft_cap), head.kernel.shape[0]
     weights = HeadWeights(head.kernel, head.bias, head.rows)
 
@@ -245,7 +239,7 @@ def _logit_shard(
     """Computes this device's logits at some positions."""
     # [c, D], [v, D] -> [c, v]
     whole = OutputHead(head.kernel, head.bias, terms.soft_cap, head.rows, columns)
-    logits = head_logits(hidden, whole)
+    logits = output_head.head_logits(hidden, whole)
     count = logits.shape[-1]
     shard = collectives.VocabularyShard(0, count, count)
     if not terms.of_classes:
@@ -310,9 +304,9 @@ def _forward(hidden, head, targets, teacher, terms: LossTerms, columns):
         d_logits, d_own = gradient().astype(hidden.dtype), None  # [c, v]
         if columns is not None:
             d_logits, d_own = columns.split(d_logits, len(kernel))
-        d_hidden = hidden_gradient(d_logits, kernel)
+        d_hidden = output_head.hidden_gradient(d_logits, kernel)
         if d_own is not None:
-            d_hidden += hidden_gradient(d_own, head.rows)
+            d_hidden += output_head.hidden_gradient(d_own, head.rows)
         kept = (d_logits if trained_head else None, d_own if trains_rows else None)
         return losses, d_hidden, *kept
 

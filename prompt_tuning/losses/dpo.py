@@ -11,22 +11,9 @@ from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.field_checks import check_fields
 from prompt_tuning.core.number_ranges import PositiveNumber, ShareBelowOne
 from prompt_tuning.core.parameters import Parameters
-from prompt_tuning.losses.objective import (
-    ObjectiveConfig,
-    OpenTeacher,
-    TeacherModel,
-)
+from prompt_tuning.losses import preference
+from prompt_tuning.losses.objective import ObjectiveConfig, OpenTeacher, TeacherModel
 from prompt_tuning.losses.output_head import AnyHead
-from prompt_tuning.losses.preference import (
-    IN_STEP,
-    AnswerScores,
-    PreferenceObjective,
-    StoredReference,
-    lead,
-    log_ratios,
-    open_reference,
-    smoothed_sigmoid_loss,
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +67,7 @@ class DPO(ObjectiveConfig):
     loss: Literal["sigmoid", "robust", "hinge", "ipo"] = "sigmoid"
     label_smoothing: ShareBelowOne = 0.0
     length_normalize: bool = False
-    reference: str = IN_STEP
+    reference: str = preference.IN_STEP
 
     def __post_init__(self):
         check_fields(self)
@@ -104,11 +91,13 @@ class DPO(ObjectiveConfig):
 
     def prepare(self, open_teacher: OpenTeacher) -> "ReferencedDPO":
         """Opens the frozen model as the reference; see `ObjectiveConfig`."""
-        return ReferencedDPO(self, open_reference(self.reference, open_teacher))
+        return ReferencedDPO(
+            self, preference.open_reference(self.reference, open_teacher)
+        )
 
 
 @dataclasses.dataclass(frozen=True)
-class ReferencedDPO(PreferenceObjective):
+class ReferencedDPO(preference.PreferenceObjective):
     """`DPO` with its reference.
 
     Attributes:
@@ -118,7 +107,7 @@ class ReferencedDPO(PreferenceObjective):
     """
 
     settings: DPO
-    reference: TeacherModel | StoredReference | None
+    reference: TeacherModel | preference.StoredReference | None
 
     def scores(
         self,
@@ -126,25 +115,25 @@ class ReferencedDPO(PreferenceObjective):
         head: AnyHead,
         batch: Batch,
         parameters: Parameters | None,
-    ) -> AnswerScores:
+    ) -> preference.AnswerScores:
         """Computes the log-ratios of the answers' probabilities."""
-        return log_ratios(self.reference, hidden, head, batch, parameters)
+        return preference.log_ratios(self.reference, hidden, head, batch, parameters)
 
     def pair_losses(
-        self, scores: AnswerScores
+        self, scores: preference.AnswerScores
     ) -> tuple[Float[Array, "E"], Float[Array, "E"]]:
         """Returns the loss of each pair of log-ratios, and its difference `d`."""
         settings, beta = self.settings, float(self.settings.beta)
         smoothing = float(settings.label_smoothing)
         by_token = settings.length_normalize or settings.loss == "ipo"
-        leads = lead(scores.means if by_token else scores.totals)
+        leads = preference.lead(scores.means if by_token else scores.totals)
         if settings.loss == "ipo":
             return (leads - 1 / (2 * beta)) ** 2, leads
         if settings.loss == "hinge":
             return jax.nn.relu(1 - beta * leads), leads
         if settings.loss == "robust":
             # The sign of the second term is the only difference besides the divisor.
-            losses = smoothed_sigmoid_loss(beta * leads, smoothing)
+            losses = preference.smoothed_sigmoid_loss(beta * leads, smoothing)
             losses += 2 * smoothing * jax.nn.log_sigmoid(-beta * leads)
             return losses / (1 - 2 * smoothing), leads
-        return smoothed_sigmoid_loss(beta * leads, smoothing), leads
+        return preference.smoothed_sigmoid_loss(beta * leads, smoothing), leads

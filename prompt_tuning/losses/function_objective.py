@@ -7,12 +7,7 @@ from jaxtyping import Array, Float, Int
 
 from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.parameters import Parameters
-from prompt_tuning.losses.objective import (
-    LossSums,
-    Objective,
-    learned_targets,
-    sum_losses,
-)
+from prompt_tuning.losses import objective
 from prompt_tuning.losses.output_head import AnyHead, as_output_head, head_logits
 from prompt_tuning.sharding import collectives
 
@@ -20,7 +15,7 @@ LossFunction = Callable[[Float[Array, "B m V"], Int[Array, "B m"]], Float[Array,
 
 
 @dataclasses.dataclass(frozen=True)
-class FunctionObjective(Objective):
+class FunctionObjective(objective.Objective):
     """Averages a function's losses over the learned tokens, by their loss weights.
 
     It computes the logits of all learned tokens together, `[B, m, V]` in float32; the
@@ -38,14 +33,14 @@ class FunctionObjective(Objective):
         head: AnyHead,
         batch: Batch,
         parameters: Parameters | None = None,
-    ) -> LossSums:
+    ) -> objective.LossSums:
         """Sums the losses of a batch; see `Objective`.
 
         Raises:
           ValueError: if the function's result does not have the shape `[B, m]`.
         """
         del parameters
-        targets = learned_targets(batch)  # [B, m]
+        targets = objective.learned_targets(batch)  # [B, m]
         # [B, m, v] on each device, then [B, m, V] where the vocabulary is sharded.
         head = as_output_head(head)
         logits = head_logits(hidden, head)
@@ -59,4 +54,6 @@ class FunctionObjective(Objective):
                 f"{targets.shape}: one loss for each target, without a mean"
             )
         correct = logits.argmax(axis=-1) == targets
-        return sum_losses(losses, batch.loss_weights, batch.loss_weights, correct)
+        return objective.sum_losses(
+            losses, batch.loss_weights, batch.loss_weights, correct
+        )

@@ -7,26 +7,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from prompt_tuning.core import number_ranges
 from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.field_checks import check_fields
-from prompt_tuning.core.number_ranges import (
-    NonnegativeNumber,
-    PositiveInteger,
-    PositiveNumber,
-    ShareBelowOne,
-)
 from prompt_tuning.core.parameters import Parameters
+from prompt_tuning.losses import objective
 from prompt_tuning.losses.cross_entropy import TokenLoss
 from prompt_tuning.losses.normalizers import sequence_weights
-from prompt_tuning.losses.objective import (
-    MeasuredSums,
-    Objective,
-    ObjectiveConfig,
-    OpenTeacher,
-    TeacherModel,
-    target_losses,
-)
 from prompt_tuning.losses.output_head import AnyHead, tempered
 from prompt_tuning.settings.data_source import ADVANTAGES
 
@@ -35,7 +23,7 @@ SAMPLER_LOGPROBS = "sampler_logprobs"
 
 
 @dataclasses.dataclass(frozen=True)
-class GRPO(ObjectiveConfig):
+class GRPO(objective.ObjectiveConfig):
     """Policy optimization on sampled answers (Shao et al. 2024, equation 3).
 
     Use it with `Run.rollouts`, which samples answers, has them judged and computes
@@ -87,9 +75,9 @@ class GRPO(ObjectiveConfig):
 
     columns: ClassVar[tuple[str, ...]] = (ADVANTAGES, SAMPLER_LOGPROBS)
 
-    clip: ShareBelowOne = 0.2
-    clip_above: NonnegativeNumber | None = None
-    beta: NonnegativeNumber = 0.0
+    clip: number_ranges.ShareBelowOne = 0.2
+    clip_above: number_ranges.NonnegativeNumber | None = None
+    beta: number_ranges.NonnegativeNumber = 0.0
     divergence: Literal["k3", "k1"] = "k3"
     ratio: Literal["token", "sequence"] = "token"
     average: Literal["token", "sequence", "constant"] = "token"
@@ -113,14 +101,14 @@ class GRPO(ObjectiveConfig):
         """True: answers with a higher reward than the rest become more likely."""
         return True
 
-    def prepare(self, open_teacher: OpenTeacher) -> "GroupPolicy":
+    def prepare(self, open_teacher: objective.OpenTeacher) -> "GroupPolicy":
         """Opens the frozen model as the reference, if the loss reads it."""
         reference = open_teacher(run=self.reference) if self.beta else None
         return GroupPolicy(self, reference)
 
 
 @dataclasses.dataclass(frozen=True)
-class GroupPolicy(Objective):
+class GroupPolicy(objective.Objective):
     """`GRPO` with its reference, for samples that were drawn in a certain way.
 
     Attributes:
@@ -134,12 +122,14 @@ class GroupPolicy(Objective):
     columns: ClassVar[tuple[str, ...]] = GRPO.columns
 
     settings: GRPO
-    reference: TeacherModel | None = None
-    temperature: PositiveNumber = 1.0
-    longest: PositiveInteger = 1
+    reference: objective.TeacherModel | None = None
+    temperature: number_ranges.PositiveNumber = 1.0
+    longest: number_ranges.PositiveInteger = 1
 
     def drawn(
-        self, temperature: PositiveNumber, longest: PositiveInteger
+        self,
+        temperature: number_ranges.PositiveNumber,
+        longest: number_ranges.PositiveInteger,
     ) -> "GroupPolicy":
         """Returns the objective for answers that are drawn in another way."""
         return dataclasses.replace(self, temperature=temperature, longest=longest)
@@ -159,7 +149,7 @@ class GroupPolicy(Objective):
         head: AnyHead,
         batch: Batch,
         parameters: Parameters | None = None,
-    ) -> MeasuredSums:
+    ) -> objective.MeasuredSums:
         """Computes the sums of a batch; see `Objective`.
 
         Raises:
@@ -184,7 +174,7 @@ class GroupPolicy(Objective):
         factors = mask
         if self.settings.average == "sequence":
             factors = sequence_weights(batch)
-        return MeasuredSums(
+        return objective.MeasuredSums(
             jnp.sum(factors * values),
             jnp.sum(mask),
             jnp.sum(mask * losses.correct),
@@ -194,9 +184,9 @@ class GroupPolicy(Objective):
     def _token_losses(self, hidden: Array, head: AnyHead, batch: Batch) -> TokenLoss:
         """Computes each token's loss at the sampling temperature."""
         if self.temperature == 1:
-            return target_losses(hidden, head, batch)
+            return objective.target_losses(hidden, head, batch)
         scale = float(self.temperature)
-        return target_losses(hidden / scale, tempered(head, scale), batch)
+        return objective.target_losses(hidden / scale, tempered(head, scale), batch)
 
     def policy_losses(
         self,

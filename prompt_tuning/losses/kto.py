@@ -10,11 +10,7 @@ from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.field_checks import check_fields
 from prompt_tuning.core.number_ranges import PositiveNumber
 from prompt_tuning.core.parameters import Parameters
-from prompt_tuning.losses.objective import (
-    ObjectiveConfig,
-    OpenTeacher,
-    TeacherModel,
-)
+from prompt_tuning.losses import objective
 from prompt_tuning.losses.output_head import AnyHead
 from prompt_tuning.losses.preference import (
     IN_STEP,
@@ -26,7 +22,7 @@ from prompt_tuning.losses.preference import (
 
 
 @dataclasses.dataclass(frozen=True)
-class KTO(ObjectiveConfig):
+class KTO(objective.ObjectiveConfig):
     """Kahneman-Tversky optimization (Ethayarajh et al. 2024, equation 7).
 
     Use it if people have rated single answers. Each record has a `prompt`, a
@@ -71,7 +67,7 @@ class KTO(ObjectiveConfig):
         """True: data have an answer to each prompt, and whether it is good."""
         return True
 
-    def prepare(self, open_teacher: OpenTeacher) -> "ReferencedKTO":
+    def prepare(self, open_teacher: objective.OpenTeacher) -> "ReferencedKTO":
         """Opens the frozen model as the reference; see `ObjectiveConfig`."""
         return ReferencedKTO(self, open_reference(self.reference, open_teacher))
 
@@ -89,7 +85,7 @@ class ReferencedKTO(AnswerObjective):
     """
 
     settings: KTO
-    reference: TeacherModel | StoredReference | None
+    reference: objective.TeacherModel | StoredReference | None
 
     def outcomes(
         self,

@@ -7,12 +7,8 @@ from jaxtyping import Array, Float
 
 from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.parameters import Parameters
-from prompt_tuning.losses.objective import (
-    LossSums,
-    Objective,
-    target_losses,
-    token_sums,
-)
+from prompt_tuning.losses import objective
+from prompt_tuning.losses.objective import LossSums, Objective
 from prompt_tuning.losses.output_head import AnyHead
 from prompt_tuning.settings.data_source import ADVANTAGES
 
@@ -54,8 +50,8 @@ class PolicyGradient(Objective):
     ) -> LossSums:
         """Computes the sums of a batch; see `Objective`."""
         del parameters
-        losses = target_losses(hidden, head, batch)
-        return token_sums(losses, advantage_weights(batch), batch)
+        losses = objective.target_losses(hidden, head, batch)
+        return objective.token_sums(losses, advantage_weights(batch), batch)
 
 
 def advantage_weights(batch: Batch) -> Float[Array, "*lead m"]:

@@ -13,15 +13,8 @@ from jaxtyping import Array, Float
 
 from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.parameters import Parameters
+from prompt_tuning.losses import objective
 from prompt_tuning.losses.class_scores import mean_scores, total_scores
-from prompt_tuning.losses.objective import (
-    LossSums,
-    Objective,
-    OpenTeacher,
-    TeacherModel,
-    sum_losses,
-    target_losses,
-)
 from prompt_tuning.losses.output_head import AnyHead
 
 REFERENCE_LOGPROBS = "reference_logprobs"
@@ -37,7 +30,7 @@ class StoredReference(NamedTuple):
       model: the frozen model, alone or with another run's adapters.
     """
 
-    model: TeacherModel
+    model: objective.TeacherModel
 
 
 class AnswerScores(NamedTuple):
@@ -60,7 +53,7 @@ def score_answers(
     hidden: Float[Array, "R m D"], head: AnyHead, batch: Batch
 ) -> AnswerScores:
     """Scores both answers of each example, in the `R = 2 * E` rows of a batch."""
-    return _scores_of(target_losses(hidden, head, batch).nll, batch)
+    return _scores_of(objective.target_losses(hidden, head, batch).nll, batch)
 
 
 def _scores_of(nll: Float[Array, "R m"], batch: Batch) -> AnswerScores:
@@ -84,7 +77,7 @@ def smoothed_sigmoid_loss(
     return -(1 - smoothing) * right - smoothing * wrong
 
 
-class AnswerObjective(Objective):
+class AnswerObjective(objective.Objective):
     """An objective over answers; its accuracy is the share of positive leads."""
 
     @abc.abstractmethod
@@ -103,14 +96,14 @@ class AnswerObjective(Objective):
         head: AnyHead,
         batch: Batch,
         parameters: Parameters | None = None,
-    ) -> LossSums:
+    ) -> objective.LossSums:
         """Computes the sums of a batch over its examples; see `Objective`.
 
         Examples that only fill the batch have weight 0.
         """
         losses, leads = self.outcomes(hidden, head, batch, parameters)
         weights = jnp.asarray(batch.example_weights)
-        return sum_losses(losses, weights, weights, leads > 0)
+        return objective.sum_losses(losses, weights, weights, leads > 0)
 
     def divisor(self, batch: Batch) -> Float[Array, ""]:
         """Computes the total weight of the examples of a whole batch."""
@@ -154,8 +147,8 @@ class PreferenceObjective(AnswerObjective):
 
 
 def open_reference(
-    kind: str, open_teacher: OpenTeacher
-) -> TeacherModel | StoredReference | None:
+    kind: str, open_teacher: objective.OpenTeacher
+) -> objective.TeacherModel | StoredReference | None:
     """Opens a reference.
 
     `kind` is `IN_STEP` or `PRECOMPUTED` for the frozen model, `NONE`, or a run's
@@ -169,7 +162,7 @@ def open_reference(
 
 
 def log_ratios(
-    reference: TeacherModel | StoredReference | None,
+    reference: objective.TeacherModel | StoredReference | None,
     hidden: Float[Array, "R m D"],
     head: AnyHead,
     batch: Batch,

@@ -4,12 +4,8 @@ import dataclasses
 
 from jaxtyping import Array, Float
 
+from prompt_tuning.core import number_ranges
 from prompt_tuning.core.field_checks import check_fields
-from prompt_tuning.core.number_ranges import (
-    NonnegativeNumber,
-    PositiveNumber,
-    ShareBelowOne,
-)
 from prompt_tuning.losses.preference import (
     AnswerScores,
     PreferenceObjective,
@@ -44,9 +40,9 @@ class SimPO(PreferenceObjective):
       ... )
     """
 
-    beta: PositiveNumber = 2.0
-    gamma: NonnegativeNumber = 1.0
-    label_smoothing: ShareBelowOne = 0.0
+    beta: number_ranges.PositiveNumber = 2.0
+    gamma: number_ranges.NonnegativeNumber = 1.0
+    label_smoothing: number_ranges.ShareBelowOne = 0.0
 
     def __post_init__(self):
         check_fields(self)

@@ -4,27 +4,19 @@ import dataclasses
 
 from jaxtyping import Array, Float
 
+from prompt_tuning.core import number_ranges
 from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.field_checks import check_fields
-from prompt_tuning.core.number_ranges import (
-    NonnegativeNumber,
-    PositiveNumber,
-    ShareBelowOne,
-)
 from prompt_tuning.core.parameters import Parameters
+from prompt_tuning.losses import objective
 from prompt_tuning.losses.normalizers import (
     NORMALIZERS,
     TOTAL_TARGETS,
     Normalizer,
     constant_normalizer,
 )
-from prompt_tuning.losses.objective import (
-    LossSums,
-    Objective,
-    target_losses,
-    token_sums,
-)
+from prompt_tuning.losses.objective import LossSums, Objective
 from prompt_tuning.losses.output_head import AnyHead
 
 
@@ -58,10 +50,10 @@ class TokenObjective(Objective):
       ... )
     """
 
-    z_loss: NonnegativeNumber = 0.0
-    label_smoothing: ShareBelowOne = 0.0
-    normalizer: str | PositiveNumber | None = "num_real_target_tokens"
-    soft_cap: PositiveNumber | None = None
+    z_loss: number_ranges.NonnegativeNumber = 0.0
+    label_smoothing: number_ranges.ShareBelowOne = 0.0
+    normalizer: str | number_ranges.PositiveNumber | None = "num_real_target_tokens"
+    soft_cap: number_ranges.PositiveNumber | None = None
 
     def __post_init__(self):
         check_fields(self)
@@ -98,10 +90,10 @@ class TokenObjective(Objective):
         """Computes the sums of a batch; see `Objective`."""
         del parameters
         cap = None if self.soft_cap is None else float(self.soft_cap)
-        losses = target_losses(
+        losses = objective.target_losses(
             hidden, head, batch, float(self.z_loss), float(self.label_smoothing), cap
         )
-        return token_sums(losses, self._normalizer.weights(batch), batch)
+        return objective.token_sums(losses, self._normalizer.weights(batch), batch)
 
     def divisor(self, batch: Batch) -> Float[Array, ""] | float:
         """Computes the normalizer's divisor."""

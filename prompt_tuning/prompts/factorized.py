@@ -12,14 +12,10 @@ from prompt_tuning.adapters.adapter import MULTITASK
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.number_ranges import AxisLength, NonnegativeNumber
 from prompt_tuning.core.parameters import named_key
+from prompt_tuning.prompts import prompt_module
 from prompt_tuning.prompts.initializers import Initializer, Vocabulary
 from prompt_tuning.prompts.multitask import check_tasks
-from prompt_tuning.prompts.prompt_module import (
-    ExportedPrompt,
-    InputPrompt,
-    StoredForm,
-    initial_vectors,
-)
+from prompt_tuning.prompts.prompt_module import ExportedPrompt, InputPrompt, StoredForm
 
 LEAVES = {"shared": "P D", "columns": "N P r", "rows": "N r D"}
 
@@ -131,7 +127,7 @@ class FactorizedMultiTaskPrompt(InputPrompt):
         check_tasks(tasks)
         if rank < 1:
             raise InputError(f"rank is {rank}, expected at least 1")
-        initial = initial_vectors(key, vocabulary, length, initializer)
+        initial = prompt_module.initial_vectors(key, vocabulary, length, initializer)
         sizes = (tasks, length, rank, vocabulary.width)
         columns, rows = (factors or factors_of_ones())(named_key(key, "tasks"), sizes)
         self.shared = nnx.Param(initial, axes=("prompt", "prompt_embed"))

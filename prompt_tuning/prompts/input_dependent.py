@@ -8,12 +8,9 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.number_ranges import AxisLength, PoolSize
 from prompt_tuning.core.parameters import fan_in, named_key
+from prompt_tuning.prompts import prompt_module
 from prompt_tuning.prompts.initializers import Initializer, Vocabulary
-from prompt_tuning.prompts.prompt_module import (
-    InputDependentPrompt,
-    StoredForm,
-    initial_vectors,
-)
+from prompt_tuning.prompts.prompt_module import InputDependentPrompt, StoredForm
 
 INSTANCE = "INSTANCE_PROMPT"
 POOL = "PROMPT_POOL"
@@ -72,7 +69,7 @@ class InstancePrompt(InputDependentPrompt):
     ):
         if hidden_width < 1:
             raise InputError(f"hidden_width is {hidden_width}, expected at least 1")
-        initial = initial_vectors(key, vocabulary, length, initializer)
+        initial = prompt_module.initial_vectors(key, vocabulary, length, initializer)
         width = vocabulary.width
         down = fan_in(width)(named_key(key, "down"), (width, hidden_width), jnp.float32)
         up = jnp.zeros((hidden_width, length, width))
@@ -145,7 +142,7 @@ class PromptPool(InputDependentPrompt):
         if size < 2:
             raise InputError(f"size of the prompt pool is {size}, expected at least 2")
         prompts = [
-            initial_vectors(member, vocabulary, length, initializer)
+            prompt_module.initial_vectors(member, vocabulary, length, initializer)
             for member in jax.random.split(named_key(key, "prompts"), size)
         ]
         keys = jax.random.normal(named_key(key, "keys"), (size, vocabulary.width))

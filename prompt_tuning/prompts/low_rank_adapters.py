@@ -16,9 +16,7 @@ from prompt_tuning.adapters.peft.modules import ALL_LINEAR, match_targets
 from prompt_tuning.adapters.peft.peft_settings import find_pattern
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.field_checks import check_value
-from prompt_tuning.core.number_ranges import (
-    PositiveNumber,
-)
+from prompt_tuning.core.number_ranges import PositiveNumber
 from prompt_tuning.core.parameter_groups import match_any
 from prompt_tuning.core.setting_hints import NUMBER, how_to_set
 from prompt_tuning.prompts.dora import LORA_A, MAGNITUDE

@@ -14,12 +14,8 @@ from flax import nnx
 from jaxtyping import Array, Float, Key
 
 from prompt_tuning.adapters.adapter import CARTRIDGE, PREFIX
+from prompt_tuning.core import number_ranges
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.core.number_ranges import (
-    AxisLength,
-    NonnegativeInteger,
-    NonnegativeNumber,
-)
 from prompt_tuning.core.parameters import named_key
 from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.prompts.initializers import Vocabulary
@@ -77,9 +73,9 @@ class KeyValuePrefix(PromptModule):
         key: Key[Array, ""],
         vocabulary: Vocabulary,
         *,
-        length: AxisLength,
+        length: number_ranges.AxisLength,
         initializer: PrefixInitializer | None = None,
-        frozen_slots: NonnegativeInteger = 0,
+        frozen_slots: number_ranges.NonnegativeInteger = 0,
     ):
         shape = prefix_shape(vocabulary.stack_for(type(self).__name__), length)
         initial = (initializer or normal())(key, shape, vocabulary)
@@ -151,8 +147,8 @@ class ProjectedKeyValuePrefix(KeyValuePrefix):
         key: Key[Array, ""],
         vocabulary: Vocabulary,
         *,
-        length: AxisLength,
-        hidden: AxisLength | None = None,
+        length: number_ranges.AxisLength,
+        hidden: number_ranges.AxisLength | None = None,
     ):
         stack = vocabulary.stack_for(type(self).__name__)
         self.shape = prefix_shape(stack, length)
@@ -196,7 +192,7 @@ def prefix_shape(stack: StackShape, length: int) -> tuple[int, int, int, int, in
     return (layers, 2, length, stack.key_value_heads, stack.head_width)
 
 
-def normal(deviation: NonnegativeNumber = 0.02) -> PrefixInitializer:
+def normal(deviation: number_ranges.NonnegativeNumber = 0.02) -> PrefixInitializer:
     """Starts a `KeyValuePrefix` at normally distributed numbers.
 
     PEFT uses a deviation of 1, far from the keys and values that a model computes.

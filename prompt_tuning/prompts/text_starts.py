@@ -4,13 +4,8 @@ import numpy as np
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.number_ranges import PositiveInteger
-from prompt_tuning.prompts.initializers import (
-    PREFIX_DIMENSIONS,
-    TextInitializer,
-    Vocabulary,
-    document_tokens,
-    request_start,
-)
+from prompt_tuning.prompts import initializers
+from prompt_tuning.prompts.initializers import TextInitializer, Vocabulary
 from prompt_tuning.prompts.prefix_start import PrefixStart
 
 
@@ -41,7 +36,7 @@ def from_chunks(text: str, chunks: PositiveInteger = 8) -> TextInitializer:
         del key
         ids = _read(text, shape, vocabulary, "from_chunks")
         begin = len(vocabulary.tokenizer.begin_ids)
-        return request_start(
+        return initializers.request_start(
             PrefixStart(spread_windows(ids, shape[2], chunks, begin)), shape, vocabulary
         )
 
@@ -81,7 +76,9 @@ def from_attention_matching(
         del key
         ids = _read(text, shape, vocabulary, "from_attention_matching")
         begin = len(vocabulary.tokenizer.begin_ids)
-        return request_start(PrefixStart(ids, windows, begin), shape, vocabulary)
+        return initializers.request_start(
+            PrefixStart(ids, windows, begin), shape, vocabulary
+        )
 
     return initialize
 
@@ -89,12 +86,12 @@ def from_attention_matching(
 def _read(
     text: str, shape: tuple[int, ...], vocabulary: Vocabulary, name: str
 ) -> tuple[int, ...]:
-    if len(shape) != PREFIX_DIMENSIONS:
+    if len(shape) != initializers.PREFIX_DIMENSIONS:
         raise InputError(
             f"{name}() computes keys and values, and this prompt has vectors: use it "
             "with KeyValuePrefix, or use from_text()"
         )
-    return document_tokens(vocabulary.encode(text), shape, vocabulary)
+    return initializers.document_tokens(vocabulary.encode(text), shape, vocabulary)
 
 
 def spread_windows(

@@ -13,11 +13,8 @@ from prompt_tuning.decoding.request import Completion, separate_equal
 from prompt_tuning.decoding.request_checks import slots_for
 from prompt_tuning.decoding.sampling_settings import Sampling
 from prompt_tuning.pretrained.prompted_model import PromptedModel
-from prompt_tuning.texts.continuation_scores import (
-    ContinuationScore,
-    Part,
-    score_continuations,
-)
+from prompt_tuning.texts import continuation_scores
+from prompt_tuning.texts.continuation_scores import ContinuationScore, Part
 from prompt_tuning.texts.text_settings import TextSettings
 from prompt_tuning.texts.texts import Texts
 
@@ -223,7 +220,7 @@ class TextModel:
           [True, False]
         """
         arguments = (pairs, adapter, prompt_id, batch_size)
-        return score_continuations(self.texts, *arguments)
+        return continuation_scores.score_continuations(self.texts, *arguments)
 
 
 def _for_each(name: str, values: Sequence[Any] | None, count: int) -> Sequence[Any]:

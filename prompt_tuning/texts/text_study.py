@@ -6,14 +6,9 @@ import re
 import warnings
 from collections.abc import Mapping, Sequence
 
+from prompt_tuning.core import number_ranges
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.field_checks import check_fields
-from prompt_tuning.core.number_ranges import (
-    NonnegativeInteger,
-    PositiveInteger,
-    Share,
-    Temperature,
-)
 from prompt_tuning.data.text.chat_templates import has_chat_template
 from prompt_tuning.data.text.tokenizers import Tokenizer
 from prompt_tuning.decoding.continue_rows import runs_in_slots
@@ -75,18 +70,18 @@ class TextStudy:
       InputError: if a kind is unknown.
     """
 
-    rows: PositiveInteger = 1024
-    held_out: NonnegativeInteger = 128
-    chunk: PositiveInteger | None = None
-    passage: PositiveInteger = 32
-    answer: PositiveInteger = 256
+    rows: number_ranges.PositiveInteger = 1024
+    held_out: number_ranges.NonnegativeInteger = 128
+    chunk: number_ranges.PositiveInteger | None = None
+    passage: number_ranges.PositiveInteger = 32
+    answer: number_ranges.PositiveInteger = 256
     kinds: Sequence[str] | None = None
-    rounds: PositiveInteger = 1
-    reasoning: Share | None = None
-    question_temperature: Temperature = 0.7
-    answer_temperature: Temperature = 0.0
-    temperature: Temperature = 1.0
-    seed: NonnegativeInteger = 0
+    rounds: number_ranges.PositiveInteger = 1
+    reasoning: number_ranges.Share | None = None
+    question_temperature: number_ranges.Temperature = 0.7
+    answer_temperature: number_ranges.Temperature = 0.0
+    temperature: number_ranges.Temperature = 1.0
+    seed: number_ranges.NonnegativeInteger = 0
 
     def __post_init__(self):
         check_fields(self)

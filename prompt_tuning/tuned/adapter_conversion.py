@@ -29,11 +29,7 @@ from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.families.hf_folder import as_tagger, read_config
 from prompt_tuning.families.t5x import t5x_arrays
 from prompt_tuning.models.language_model import LanguageModel
-from prompt_tuning.pretrained.checkpoint_path import (
-    BUNDLED_PREFIX,
-    find_checkpoint,
-    hub_name_of,
-)
+from prompt_tuning.pretrained import checkpoint_path
 from prompt_tuning.pretrained.hub import find_cached
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.pretrained.source import read_frozen
@@ -122,7 +118,7 @@ def _open_adapter(path: Path, base: str | None) -> ConversionSource:
     config = frozen = None
     folder = None if base is None else _present(base)
     if base is not None and folder is not None and _is_described(folder):
-        base = str(folder) if hub_name_of(base) is None else base
+        base = str(folder) if checkpoint_path.hub_name_of(base) is None else base
         config = read_config(folder)
         frozen = functools.partial(read_frozen, Pretrained(checkpoint=str(folder)))
     adapter = adapter_files.read_adapter(path, config, frozen)
@@ -140,11 +136,11 @@ def _is_described(model: Path) -> bool:
 
 def _present(base: str) -> Path | None:
     """Returns the folder of a model; None if it is recorded but not on this machine."""
-    name = hub_name_of(base)
+    name = checkpoint_path.hub_name_of(base)
     if name is not None:
         return find_cached(name)
-    here = base.startswith(BUNDLED_PREFIX) or Path(base).exists()
-    return find_checkpoint(base) if here else None
+    here = base.startswith(checkpoint_path.BUNDLED_PREFIX) or Path(base).exists()
+    return checkpoint_path.find_checkpoint(base) if here else None
 
 
 def _find_run(path: Path) -> Path | None:
@@ -173,7 +169,8 @@ def _open_run(run: Run, path: Path, base_model: str | None) -> ConversionSource:
     return dataclasses.replace(
         source,
         step=state["step"],
-        tokenizer=run.model.tokenizer or str(find_checkpoint(checkpoint)),
+        tokenizer=run.model.tokenizer
+        or str(checkpoint_path.find_checkpoint(checkpoint)),
         described=None if run.model.config is None else checkpoint,
     )
 
@@ -201,9 +198,9 @@ def source_of_model(
         prompted.weight_storage.reject_streamed(
             "converting a deep prompt needs all weights"
         )
-    folder = find_checkpoint(checkpoint)
+    folder = checkpoint_path.find_checkpoint(checkpoint)
     base = str(folder) if (folder / "config.json").is_file() else None
-    base = base if hub_name_of(checkpoint) is None else checkpoint
+    base = base if checkpoint_path.hub_name_of(checkpoint) is None else checkpoint
     return ConversionSource(
         origin=origin,
         adapters=adapters,
@@ -274,7 +271,7 @@ def _write_single(
     arrays, kind = adapter.parameters, adapter.kind
     if form == "peft":
         adapter = convert_for_peft(adapter, source.model, source.prompting)
-        name = None if source.base is None else hub_name_of(source.base)
+        name = None if source.base is None else checkpoint_path.hub_name_of(source.base)
         folder = to_peft(
             adapter,
             source.config,
@@ -325,7 +322,7 @@ def _merge(
         raise InputError(
             "--merge needs the frozen model as a Hugging Face folder: --base_model PATH"
         )
-    base = find_checkpoint(source.base)
+    base = checkpoint_path.find_checkpoint(source.base)
     alone = source.config.bidirectional
     write_merged(target, base, adapters, encoder=alone, force=force)
     kinds = " and ".join(adapter.kind for adapter in adapters)

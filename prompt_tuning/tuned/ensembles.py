@@ -24,15 +24,7 @@ from prompt_tuning.data.examples.example_loading import load_examples
 from prompt_tuning.decoding.continue_rows import continue_rows
 from prompt_tuning.decoding.row_checks import check_rows
 from prompt_tuning.decoding.sampling_settings import Sampling
-from prompt_tuning.evaluation.ranking import (
-    add_end,
-    candidate_nats,
-    completion_tokens,
-    encode_labels,
-    given_tokens,
-    gold_label_indices,
-    label_nats,
-)
+from prompt_tuning.evaluation import ranking
 from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
 from prompt_tuning.pretrained.tuning import PromptPair, Tuning
 from prompt_tuning.prompts.initializers import Vocabulary
@@ -141,16 +133,18 @@ def evaluate_ensemble(
         )
     single = _with_single_prompt(model)
     examples = load_examples(evaluation.data, single.interface)
-    rows = [given_tokens(examples[i], single) for i in range(len(examples))]
-    expected = [completion_tokens(examples[i], single) for i in range(len(examples))]
+    rows = [ranking.given_tokens(examples[i], single) for i in range(len(examples))]
+    expected = [
+        ranking.completion_tokens(examples[i], single) for i in range(len(examples))
+    ]
     results = {}
     if evaluation.exact_match:
         answers = _generate(model, parameters, evaluation, rows)
         chosen = _elect(model, parameters, evaluation, rows, answers, VOTES[vote])
         results["exact_match"] = _ensemble_result(chosen, answers, expected)
     if evaluation.labels:
-        labels = encode_labels(single, evaluation.data, evaluation.labels)
-        gold = gold_label_indices(single, examples, labels, evaluation.labels)
+        labels = ranking.encode_labels(single, evaluation.data, evaluation.labels)
+        gold = ranking.gold_label_indices(single, examples, labels, evaluation.labels)
         nats = _rank_with_prompts(model, parameters, evaluation, rows, labels)
         ranked = nats.argmin(2)
         voted = [VOTES[vote](ranked[:, row], nats[:, row]) for row in range(len(rows))]
@@ -189,9 +183,9 @@ def _rank_with_prompts(
 ) -> Float[np.ndarray, "k n C"]:
     """Computes the cost of each label for each row with each prompt."""
     add_eos = evaluation.data.add_eos
-    check_rows(model, rows, max(map(len, add_end(labels, model, add_eos))))
+    check_rows(model, rows, max(map(len, ranking.add_end(labels, model, add_eos))))
     repeated, prompt_ids = _repeat_for_prompts(model, rows)
-    nats = label_nats(
+    nats = ranking.label_nats(
         model,
         parameters,
         repeated,
@@ -247,7 +241,7 @@ def _elect(
     # Every row has as many candidates as the row with most: the last one repeats.
     equal = [options + options[-1:] * (most - len(options)) for options in ended]
     repeated, prompt_ids = _repeat_for_prompts(model, [rows[row] for row in contested])
-    nats = candidate_nats(
+    nats = ranking.candidate_nats(
         model,
         parameters,
         repeated,
@@ -265,7 +259,7 @@ def _elect(
 def _add_ends(answers: Rows, model: PromptedModel, new_tokens: int) -> Rows:
     """Appends the end token to answers shorter than `new_tokens`."""
     return [
-        add_end([answer], model, add_eos=len(answer) < new_tokens)[0]
+        ranking.add_end([answer], model, add_eos=len(answer) < new_tokens)[0]
         for answer in answers
     ]
 

@@ -27,10 +27,7 @@ from prompt_tuning.adapters.adapter import (
     TokenIds,
 )
 from prompt_tuning.adapters.factorized_prompts import factorized_adapter
-from prompt_tuning.adapters.peft.peft_class_head import (
-    class_head_of,
-    without_class_head,
-)
+from prompt_tuning.adapters.peft import peft_class_head
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.layer_kinds import check_all_attention
 from prompt_tuning.families.hf_folder import class_layers
@@ -202,9 +199,9 @@ def convert_for_peft(
         )
     _check_prompting(prompting or Prompting())
     if runs_model_for_peft(adapter) and model is not None:
-        prefix, head = _convert_to_prefix(model), class_head_of(adapter)
+        prefix, head = _convert_to_prefix(model), peft_class_head.class_head_of(adapter)
         return dataclasses.replace(prefix, parameters=prefix.parameters | head)
-    if adapter.kind == PROMPT and len(without_class_head(adapter)) == 2:
+    if adapter.kind == PROMPT and len(peft_class_head.without_class_head(adapter)) == 2:
         return factorized_adapter(
             {_stack(path): x[None] for path, x in adapter.parameters.items()}
         )

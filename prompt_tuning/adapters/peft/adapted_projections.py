@@ -5,21 +5,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from prompt_tuning.adapters.adapter import IA3, LORA, Adapter, Arrays
+from prompt_tuning.adapters.peft import lora, lora_biases, peft_settings
 from prompt_tuning.adapters.peft.expert_parameters import check_names, is_of_experts
 from prompt_tuning.adapters.peft.folder import AdapterFolder
 from prompt_tuning.adapters.peft.ia3 import read_ia3, write_ia3
-from prompt_tuning.adapters.peft.lora import (
-    lora_settings,
-    read_lora,
-    read_single_experts,
-    write_lora,
-)
-from prompt_tuning.adapters.peft.lora_biases import (
-    BIAS,
-    biases_of,
-    named_in_peft,
-    write_biases,
-)
 from prompt_tuning.adapters.peft.modules import (
     Projection,
     by_module,
@@ -32,17 +21,8 @@ from prompt_tuning.adapters.peft.modules import (
     unread_modules,
 )
 from prompt_tuning.adapters.peft.moved_base import as_plain_lora, moves_base
-from prompt_tuning.adapters.peft.peft_settings import (
-    DEFAULTS,
-    Settings,
-    rank_of,
-    scaling_of,
-)
-from prompt_tuning.adapters.peft.shape_checks import (
-    LORA_A,
-    LORA_MAGNITUDE,
-    module_name,
-)
+from prompt_tuning.adapters.peft.peft_settings import Settings
+from prompt_tuning.adapters.peft.shape_checks import LORA_A, LORA_MAGNITUDE, module_name
 from prompt_tuning.adapters.peft.table_copies import FrozenReader
 from prompt_tuning.adapters.peft.target_settings import (
     check_selection,
@@ -57,7 +37,9 @@ from prompt_tuning.families import hf_folder
 def with_defaults(adapter: Adapter) -> dict[str, Any]:
     """Returns an adapter's PEFT settings, completed with the defaults."""
     method = adapter.settings.get("peft_type", adapter.kind)
-    return DEFAULTS[method] | {"peft_type": method} | dict(adapter.settings)
+    return (
+        peft_settings.DEFAULTS[method] | {"peft_type": method} | dict(adapter.settings)
+    )
 
 
 def read_projections(
@@ -97,11 +79,11 @@ def read_projections(
     if folder.kind == IA3:
         parameters, scalings = read_ia3(folder.tensors, names, known, source), {}
     else:
-        parameters, scalings = read_lora(
+        parameters, scalings = lora.read_lora(
             folder.tensors, names, folder.settings, known, source
         )
         arguments = (folder.tensors, singles, places, folder.settings, experts, source)
-        of_singles, scalings_of_singles = read_single_experts(*arguments)
+        of_singles, scalings_of_singles = lora.read_single_experts(*arguments)
         parameters |= of_singles
         scalings |= scalings_of_singles
     plain = {name: given for name, given in names.items() if not is_of_experts(name)}
@@ -141,12 +123,12 @@ def write_projections(
     if adapter.kind == IA3:
         tensors = write_ia3(adapter.parameters, known)
     else:
-        tensors, scalings = write_lora(adapter.parameters, adapter.scalings, known)
-        biases = write_biases(adapter, config)
+        tensors, scalings = lora.write_lora(adapter.parameters, adapter.scalings, known)
+        biases = lora_biases.write_biases(adapter, config)
         derived["use_dora"] = _has_dora(tensors)
         if not _has_scalings(settings, tensors, scalings, holders):
-            derived |= lora_settings(tensors, scalings, settings, holders)
-        derived["bias"] = biases_of(adapter)
+            derived |= lora.lora_settings(tensors, scalings, settings, holders)
+        derived["bias"] = lora_biases.biases_of(adapter)
     modules = {module_name(name) for name in tensors}
     parameters = {module for module in modules if is_of_experts(module)}
     if adapter.kind == LORA:
@@ -161,7 +143,7 @@ def write_projections(
     # Names of single experts among the targets would select their parameters again.
     if parameters or not selects(settings, modules, inputs, names):
         derived |= target_settings(adapter.kind, modules, inputs, names)
-    return tensors | named_in_peft(biases, modules), derived
+    return tensors | lora_biases.named_in_peft(biases, modules), derived
 
 
 def _has_dora(tensors: Arrays) -> bool:
@@ -188,7 +170,7 @@ def check_projections(adapter: Adapter, known: Mapping[str, Projection]) -> None
     """
     for path in adapter.parameters:
         projection, _, leaf = path.partition("/adapters/")
-        if path.endswith(BIAS):
+        if path.endswith(lora_biases.BIAS):
             continue  # also of norms and the head; `write_biases` checks them
         if projection not in known or not leaf.startswith(f"{adapter.kind.lower()}/"):
             raise InputError(
@@ -212,7 +194,7 @@ def _has_scalings(
         if LORA_A in name
     }
     return all(
-        rank_of(settings, module) == ranks[module]
-        and scaling_of(settings, module) == scaling
+        peft_settings.rank_of(settings, module) == ranks[module]
+        and peft_settings.scaling_of(settings, module) == scaling
         for module, scaling in scalings.items()
     )

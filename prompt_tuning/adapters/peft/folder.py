@@ -18,10 +18,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save
 
-from prompt_tuning.adapters.peft.expert_parameters import (
-    name_parameters,
-    wrap_parameters,
-)
+from prompt_tuning.adapters.peft import expert_parameters
 from prompt_tuning.adapters.peft.mlx_folder import MLX_TENSORS, read_mlx
 from prompt_tuning.adapters.peft.peft_settings import check_types
 from prompt_tuning.adapters.peft.shape_checks import check_shapes
@@ -111,7 +108,7 @@ def read_folder(path: Path | str) -> AdapterFolder:
     if not file.is_file():
         file, read_tensors = folder / PICKLE, _read_archive
     tensors = without_adapter_name(read_tensors(file), str(file))
-    tensors = name_parameters(settings, tensors, str(folder / CONFIG))
+    tensors = expert_parameters.name_parameters(settings, tensors, str(folder / CONFIG))
     check_shapes(settings, tensors, str(file))
     return AdapterFolder(settings, tensors)
 
@@ -172,7 +169,7 @@ def write_folder(
     check_shapes(folder.settings, folder.tensors, f"the adapter for {path}")
     contents = {
         CONFIG: json.dumps(folder.settings, indent=2, sort_keys=True).encode(),
-        TENSORS: _encode(wrap_parameters(folder.tensors)),
+        TENSORS: _encode(expert_parameters.wrap_parameters(folder.tensors)),
     }
     card = path / README
     if card.is_file():

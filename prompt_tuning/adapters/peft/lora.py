@@ -16,13 +16,9 @@ import numpy as np
 from jaxtyping import Float
 
 from prompt_tuning.adapters.adapter import Arrays
+from prompt_tuning.adapters.peft import peft_settings
 from prompt_tuning.adapters.peft.modules import ExpertPlace, Projection, by_module
-from prompt_tuning.adapters.peft.peft_settings import (
-    Settings,
-    divisor,
-    scaling_of,
-    setting,
-)
+from prompt_tuning.adapters.peft.peft_settings import Settings
 from prompt_tuning.adapters.peft.shape_checks import (
     LORA_A,
     LORA_B,
@@ -100,7 +96,7 @@ def read_lora(
         if not projection.experts:
             a, b = a[:, 0], b[:, 0]
         parameters |= {f"{path}/{A}": a, f"{path}/{B}": b}
-        if setting(settings, "use_dora"):
+        if peft_settings.setting(settings, "use_dora"):
             parameters[f"{path}/{M}"] = _stack_magnitudes(layers, projection.size_out)
     return parameters, scalings
 
@@ -121,7 +117,7 @@ def read_single_experts(
     Raises:
       InputError: if a shape does not fit the kernel, or there is DoRA.
     """
-    if names and setting(settings, "use_dora"):
+    if names and peft_settings.setting(settings, "use_dora"):
         raise InputError(
             f"{source} has use_dora and adapts experts ({next(iter(names))}), which is "
             "not supported together: merge it with PEFT (merge_and_unload)"
@@ -186,7 +182,7 @@ def _read_module(
         )
     columns = projection.part.columns(len(b))
     magnitude = None
-    if setting(settings, "use_dora"):
+    if peft_settings.setting(settings, "use_dora"):
         name = f"{MODEL_PREFIX}{module}{LORA_MAGNITUDE}"
         magnitude = require_tensor(tensors, name, 1, source)
         if len(magnitude) != len(b):
@@ -197,7 +193,7 @@ def _read_module(
         magnitude = magnitude[columns]
     a = a.reshape(experts, -1, a.shape[1])  # [E, r, in]
     b = b[columns].reshape(projection.size_out, -1, experts)  # [out, r, E]
-    scaling = scaling_of(settings, module)
+    scaling = peft_settings.scaling_of(settings, module)
     return Factors(a.swapaxes(1, 2), b.transpose(2, 1, 0), scaling, magnitude)
 
 
@@ -349,7 +345,7 @@ def lora_settings(
         for module in scalings
     }
     alphas = {
-        module: _alpha(scaling, divisor(settings, ranks[module]))
+        module: _alpha(scaling, peft_settings.divisor(settings, ranks[module]))
         for module, scaling in scalings.items()
     }
     rank = Counter(ranks.values()).most_common(1)[0][0]

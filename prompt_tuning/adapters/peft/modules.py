@@ -11,12 +11,7 @@ from typing import Any, NamedTuple
 from prompt_tuning.checkpoints.fused_experts import EveryOther
 from prompt_tuning.checkpoints.stored_tensors import FusedPart, transpose
 from prompt_tuning.core.errors import InputError, shortened
-from prompt_tuning.core.layer_kinds import (
-    ATTENTIONS,
-    MIXERS,
-    SHARING,
-    attention_sizes,
-)
+from prompt_tuning.core.layer_kinds import ATTENTIONS, MIXERS, SHARING, attention_sizes
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.patterns import compile_pattern
 from prompt_tuning.families import FAMILIES, hf_folder

@@ -12,14 +12,10 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from prompt_tuning.adapters.peft import peft_settings
 from prompt_tuning.adapters.peft.folder import AdapterFolder
 from prompt_tuning.adapters.peft.modules import Projection, by_module
-from prompt_tuning.adapters.peft.peft_settings import (
-    Settings,
-    rank_of,
-    scaling_of,
-    setting,
-)
+from prompt_tuning.adapters.peft.peft_settings import Settings
 from prompt_tuning.adapters.peft.shape_checks import LORA_A, LORA_B, MODEL_PREFIX
 from prompt_tuning.adapters.peft.table_copies import FrozenReader
 from prompt_tuning.core.errors import InputError
@@ -35,7 +31,7 @@ def moves_base(settings: Settings) -> bool:
 
 def _initial(settings: Settings) -> str:
     """Returns the initialization in lower case, as PEFT compares `OLoRA`."""
-    return str(setting(settings, "init_lora_weights")).lower()
+    return str(peft_settings.setting(settings, "init_lora_weights")).lower()
 
 
 def as_plain_lora(
@@ -64,7 +60,7 @@ def as_plain_lora(
             f"{has}, whose first product is computed from the model's weights: name "
             "the folder of the model that the adapter is for"
         )
-    if setting(folder.settings, "use_dora"):
+    if peft_settings.setting(folder.settings, "use_dora"):
         raise InputError(f"{has} and use_dora, which is not supported together")
     tensors, kernels = dict(folder.tensors), {}
     for module, parts in by_module(known).items():
@@ -80,8 +76,8 @@ def as_plain_lora(
             raise InputError(f"{has}, which needs a model that is not quantized")
         a, b = (f"{MODEL_PREFIX}{names[module]}{x}" for x in (LORA_A, LORA_B))
         scaling, rank = (
-            scaling_of(folder.settings, module),
-            rank_of(folder.settings, module),
+            peft_settings.scaling_of(folder.settings, module),
+            peft_settings.rank_of(folder.settings, module),
         )
         first, second = _first_factors(kernel.astype("f4"), scaling, rank, initial)
         if (tensors[a].shape, tensors[b].shape) != (first.shape, second.shape):
@@ -120,14 +116,15 @@ def _first_factors(
 
 def _doubled(settings: Settings) -> dict[str, Any]:
     """Returns the settings of the plain LoRA, with the same scalings."""
-    factor = math.sqrt(2) if setting(settings, "use_rslora") else 2
+    factor = math.sqrt(2) if peft_settings.setting(settings, "use_rslora") else 2
     ranks, alphas = (
-        setting(settings, name) or {} for name in ("rank_pattern", "alpha_pattern")
+        peft_settings.setting(settings, name) or {}
+        for name in ("rank_pattern", "alpha_pattern")
     )
     return dict(settings) | {
         "init_lora_weights": True,
-        "r": 2 * setting(settings, "r"),
-        "lora_alpha": factor * setting(settings, "lora_alpha"),
+        "r": 2 * peft_settings.setting(settings, "r"),
+        "lora_alpha": factor * peft_settings.setting(settings, "lora_alpha"),
         "rank_pattern": {pattern: 2 * rank for pattern, rank in ranks.items()},
         "alpha_pattern": {pattern: factor * x for pattern, x in alphas.items()},
     }

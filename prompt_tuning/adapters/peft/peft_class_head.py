@@ -12,12 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from prompt_tuning.adapters.adapter import (
-    CLASSES_FOLDER,
-    CLASSES_PATH,
-    Adapter,
-    Arrays,
-)
+from prompt_tuning.adapters.adapter import CLASSES_FOLDER, CLASSES_PATH, Adapter, Arrays
 from prompt_tuning.adapters.peft.peft_settings import (
     SAVED_HEADS,
     SEQ_CLS,

@@ -20,11 +20,7 @@ from prompt_tuning.adapters.adapter import (
     Arrays,
     TokenIds,
 )
-from prompt_tuning.adapters.peft.adapted_projections import (
-    read_projections,
-    with_defaults,
-    write_projections,
-)
+from prompt_tuning.adapters.peft import adapted_projections, peft_settings, prompts
 from prompt_tuning.adapters.peft.folder import AdapterFolder
 from prompt_tuning.adapters.peft.lora_biases import read_biases, split_biases
 from prompt_tuning.adapters.peft.peft_class_head import (
@@ -33,27 +29,13 @@ from prompt_tuning.adapters.peft.peft_class_head import (
     without_class_head,
     write_class_head,
 )
-from prompt_tuning.adapters.peft.peft_settings import (
-    TOKEN_CLS,
-    Settings,
-    check_supported,
-)
+from prompt_tuning.adapters.peft.peft_settings import Settings
 from prompt_tuning.adapters.peft.peft_token_rows import (
     has_token_rows,
     read_token_rows,
     split_token_rows,
     without_rows,
     write_token_rows,
-)
-from prompt_tuning.adapters.peft.prompts import (
-    STACKS,
-    check_vectors,
-    read_multitask,
-    read_prefix,
-    read_prompt_tuning,
-    write_multitask,
-    write_prefix,
-    write_prompt_tuning,
 )
 from prompt_tuning.adapters.peft.shape_checks import (
     COLUMNS,
@@ -102,7 +84,7 @@ def from_peft(
       InputError: if the method or variant is not supported, a tensor does not belong to
         it, or a shape does not fit the model.
     """
-    if folder.settings.get("task_type") == TOKEN_CLS:
+    if folder.settings.get("task_type") == peft_settings.TOKEN_CLS:
         config = as_tagger(config)
     head, tensors = split_class_head(folder.tensors, folder.settings, config, source)
     adapter = _read(AdapterFolder(folder.settings, tensors), config, source, frozen)
@@ -121,7 +103,7 @@ def _read(
         raise InputError(
             f"{source} has peft_type {shown(kind)}, expected one of {', '.join(READ)}"
         )
-    check_supported(settings, source)
+    peft_settings.check_supported(settings, source)
     _check_task(settings, config, source)
     token_rows: Arrays = {}
     tensors = folder.tensors
@@ -141,13 +123,13 @@ def _read(
         )
     if kind in (LORA, IA3):
         rest = AdapterFolder(settings, tensors)
-        adapter = read_projections(rest, config, source, frozen)
+        adapter = adapted_projections.read_projections(rest, config, source, frozen)
         if kind == LORA:
             token_rows |= read_biases(biases, adapter, config, source)
         parameters = adapter.parameters | token_rows
         return dataclasses.replace(adapter, parameters=parameters, tokens=tokens)
     if kind in (PREFIX, CARTRIDGE):
-        return read_prefix(tensors, settings, config, source)
+        return prompts.read_prefix(tensors, settings, config, source)
     width = tensors[EMBEDDINGS].shape[1]
     if width != config.width:
         raise InputError(
@@ -155,11 +137,11 @@ def _read(
             f"{config.width}; was it trained on another model?"
         )
     _check_model(settings, config, source)
-    check_vectors(config)
-    stack = STACKS[config.architecture]
+    prompts.check_vectors(config)
+    stack = prompts.STACKS[config.architecture]
     if kind == MULTITASK:
-        return read_multitask(tensors, settings, stack, source)
-    return read_prompt_tuning(tensors, settings, stack)
+        return prompts.read_multitask(tensors, settings, stack, source)
+    return prompts.read_prompt_tuning(tensors, settings, stack)
 
 
 def _check_task(settings: Settings, config: ModelConfig, source: str) -> None:
@@ -235,7 +217,7 @@ def to_peft(
             classes, config, beside_prompt=beside_prompt, task=task
         )
         tensors, derived = tensors | head, derived | of_head
-    settings = with_defaults(adapter) | derived
+    settings = adapted_projections.with_defaults(adapter) | derived
     settings["task_type"] = task_type or settings["task_type"] or _task(adapter, config)
     if base_model is not None:
         settings["base_model_name_or_path"] = base_model
@@ -258,8 +240,12 @@ def _convert_tensors(
     if adapter.kind in (PROMPT, MULTITASK):
         _check_stacks(adapter, config)
         if config is not None:
-            check_vectors(config)
-        write = write_prompt_tuning if adapter.kind == PROMPT else write_multitask
+            prompts.check_vectors(config)
+        write = (
+            prompts.write_prompt_tuning
+            if adapter.kind == PROMPT
+            else prompts.write_multitask
+        )
         tensors, settings = write(adapter)
         return tensors, settings | _describe_model(config)
     if adapter.kind == CLASSES:
@@ -278,7 +264,7 @@ def _convert_tensors(
             "model: set the model that it is for (convert --base_model)"
         )
     if adapter.kind == PREFIX:
-        return write_prefix(adapter, config)
+        return prompts.write_prefix(adapter, config)
     tensors: Arrays = {}
     settings: dict[str, Any] = {}
     if adapter.tokens.rows:
@@ -287,7 +273,7 @@ def _convert_tensors(
         adapter = dataclasses.replace(adapter, parameters=without_rows(adapter))
     if adapter.kind == TOKENS:
         return tensors, settings
-    adapted, derived = write_projections(adapter, config)
+    adapted, derived = adapted_projections.write_projections(adapter, config)
     return adapted | tensors, derived | settings
 
 

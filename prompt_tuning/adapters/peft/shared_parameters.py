@@ -1,12 +1,8 @@
 """Parameters that are one in PEFT, but more than one here."""
 
 from prompt_tuning.adapters.adapter import LORA, PREFIX, Adapter
+from prompt_tuning.adapters.peft import modules
 from prompt_tuning.adapters.peft.lora import A
-from prompt_tuning.adapters.peft.modules import (
-    by_module,
-    expert_projections,
-    projections,
-)
 from prompt_tuning.adapters.peft.prompts import repeated_layers
 from prompt_tuning.core.model_config import ModelConfig
 
@@ -31,10 +27,10 @@ def trained_as_one(adapter: Adapter, config: ModelConfig) -> str | None:
                 "of the decoder (and so on), which have their own here"
             )
     if adapter.kind == LORA:
-        known = projections(config) | expert_projections(config)
+        known = modules.projections(config) | modules.expert_projections(config)
         shared = [
             module
-            for module, parts in by_module(known).items()
+            for module, parts in modules.by_module(known).items()
             if sum(f"{part.path}/{A}" in adapter.parameters for part in parts) > 1
         ]
         if shared:
