@@ -25,7 +25,7 @@ MODULES = {
     "reinforce": "api.reinforcement",
     "remember": "api.memories",
     "compose": "api.memory_composition",
-    "retrieve": "api.memory_retrieval",
+    "retrieve": "api.memory_composition",
     "load_tuned": "api.tune",
     "Model": "api.model",
     "TunedModel": "api.tune",

@@ -11,7 +11,7 @@ from optax import GradientTransformation, Schedule
 
 from prompt_tuning.api.memories import remember as remember
 from prompt_tuning.api.memory_composition import compose as compose
-from prompt_tuning.api.memory_retrieval import retrieve as retrieve
+from prompt_tuning.api.memory_composition import retrieve as retrieve
 from prompt_tuning.api.model import Model as Model
 from prompt_tuning.api.reinforcement import reinforce as reinforce
 from prompt_tuning.api.tune import TunedModel as TunedModel
@@ -47,7 +47,6 @@ from prompt_tuning.losses.token_objective import TokenObjective as _TokenObjecti
 from prompt_tuning.prompts.cpt import ContextPrompt as _ContextPrompt
 from prompt_tuning.prompts.deep import AddedDeepPrompt as _AddedDeepPrompt
 from prompt_tuning.prompts.deep import DeepPrompt as _DeepPrompt
-from prompt_tuning.prompts.dropped import DroppedPrompt as _DroppedPrompt
 from prompt_tuning.prompts.factorized import (
     FactorizedMultiTaskPrompt as _FactorizedMultiTaskPrompt,
 )
@@ -79,6 +78,7 @@ from prompt_tuning.prompts.soft import InferenceOnlyPrompt as _InferenceOnlyProm
 from prompt_tuning.prompts.soft import SoftPrompt as _SoftPrompt
 from prompt_tuning.prompts.state_prefix import StatePrefix as _StatePrefix
 from prompt_tuning.prompts.wayward import WaywardPrompt as _WaywardPrompt
+from prompt_tuning.prompts.wrapped import DroppedPrompt as _DroppedPrompt
 from prompt_tuning.settings.axis_rules import AxisRules as _AxisRules
 from prompt_tuning.settings.class_head import ClassHead as _ClassHead
 from prompt_tuning.settings.data_source import DataSource as _DataSource

@@ -274,7 +274,7 @@ def arguments_stub() -> str:
     stub.name("prompt_tuning.settings.trained_tokens", "TrainedTokens")
     stub.name("prompt_tuning.settings.class_head", "ClassHead")
     stub.name("prompt_tuning.losses.foreign_objective", "LossFunctions")
-    stub.name("prompt_tuning.losses.function_objective", "LossFunction")
+    stub.name("prompt_tuning.losses.foreign_objective", "LossFunction")
     stub.name("collections.abc", "Sequence")
     stub.name("typing", "Any")
     stub.lines += ["import functools", "import optax"]

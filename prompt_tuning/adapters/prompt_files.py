@@ -1,4 +1,4 @@
-"""Read one prompt from all kinds of files.
+"""Read one prompt from all kinds of files, and encode prefixes in int8.
 
 These are NumPy files (with `.npy` or, as google-research/prompt-tuning released them,
 without), safetensors files of one tensor, checkpoints and run directories of this
@@ -7,12 +7,12 @@ unpickled.
 """
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float
 
-from prompt_tuning.adapters.int8_prefixes import CODES, SCALES, from_int8
 from prompt_tuning.adapters.peft import folder as peft_folder
 from prompt_tuning.adapters.peft.shape_checks import EMBEDDINGS
 from prompt_tuning.checkpoints.formats.safetensors import read_header
@@ -23,6 +23,41 @@ from prompt_tuning.checkpoints.run_store import (
 )
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.numpy_files import read_npy
+from prompt_tuning.core.quantization.channels import channel_scale, quantize
+
+CODES, SCALES = "prefix_codes", "prefix_scales"
+"""Names of a file's tensors, `[L, 2, P, G, K]` and `[L, 2, P, G]`."""
+
+
+def to_int8(prefix: Float[np.ndarray, "L 2 P G K"]) -> dict[str, np.ndarray]:
+    """Returns the tensors that encode a prefix, with a scale per head and slot.
+
+    A vector of `K` numbers takes `K + 4` bytes: half of bfloat16.
+    """
+    vectors = np.asarray(prefix, np.float32)[..., None]  # [L, 2, P, G, K, 1]
+    scale = np.asarray(channel_scale(vectors))
+    codes = np.asarray(quantize(vectors, scale))
+    return {CODES: codes[..., 0], SCALES: scale[..., 0]}
+
+
+def from_int8(
+    tensors: Mapping[str, np.ndarray], source: str
+) -> Float[np.ndarray, "L 2 P G K"]:
+    """Decodes the prefix in some tensors.
+
+    Raises:
+      InputError: if their types or shapes are not what `to_int8` writes.
+    """
+    codes, scales = tensors[CODES], tensors[SCALES]
+    kinds = (codes.dtype, scales.dtype) == (np.int8, np.float32)
+    if not kinds or codes.ndim != 5 or scales.shape != codes.shape[:-1]:
+        found = {name: f"{x.dtype}{list(x.shape)}" for name, x in tensors.items()}
+        raise InputError(
+            f"{source} has {shown(found)}, expected int8 [L, 2, P, G, K] and a float32 "
+            "scale [L, 2, P, G] of each head of each slot"
+        )
+    return codes * scales[..., None]
+
 
 SAFETENSORS = ".safetensors"
 ADAPTER_KINDS = ("PROMPT_TUNING", "P_TUNING", "CPT")
@@ -87,7 +122,7 @@ def find_checkpoint(
 def read_array(path: Path) -> np.ndarray:
     """Reads the only array of a safetensors file, or of a NumPy file of any name.
 
-    A prefix in int8 is decoded; see `int8_prefixes`.
+    A prefix in int8 is decoded; see `to_int8`.
 
     Raises:
       InputError: if the file is damaged, of another format, or has more than one array.

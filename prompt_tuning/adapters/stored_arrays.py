@@ -9,10 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from prompt_tuning.adapters.int8_prefixes import CODES, SCALES
 from prompt_tuning.adapters.peft import folder as peft_folder
 from prompt_tuning.adapters.peft.shape_checks import EMBEDDINGS
-from prompt_tuning.adapters.prompt_files import SAFETENSORS, find_checkpoint
+from prompt_tuning.adapters.prompt_files import (
+    CODES,
+    SAFETENSORS,
+    SCALES,
+    find_checkpoint,
+)
 from prompt_tuning.adapters.prompt_files import read_array as read_lone_array
 from prompt_tuning.checkpoints.formats import safetensors
 from prompt_tuning.checkpoints.formats.t5x_checkpoint import open_t5x

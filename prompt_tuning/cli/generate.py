@@ -236,7 +236,7 @@ def _print(
     On a terminal, each is preceded by a line with its number. In a pipe, texts follow
     each other unchanged; only JSON escapes their line feeds.
     """
-    from prompt_tuning.texts.completion_fields import completion_fields
+    from prompt_tuning.texts.line_file import completion_fields
     from prompt_tuning.texts.session import opening
 
     if options.json:

@@ -13,8 +13,7 @@ from prompt_tuning.config.deferred_factories import Configured
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameter_groups import ParameterGroup as _ParameterGroup
 from prompt_tuning.core.rematerialization import Rematerialization as _Rematerialization
-from prompt_tuning.losses.foreign_objective import LossFunctions
-from prompt_tuning.losses.function_objective import LossFunction
+from prompt_tuning.losses.foreign_objective import LossFunction, LossFunctions
 from prompt_tuning.losses.objective import ObjectiveConfig
 from prompt_tuning.prompts.projection_adapters import AdapterSpec
 from prompt_tuning.prompts.prompt_module import PromptModule

@@ -22,8 +22,11 @@ from prompt_tuning.config.run import Run
 from prompt_tuning.core.errors import InputError, did_you_mean, kind_of, shown
 from prompt_tuning.core.parameter_groups import ParameterGroup
 from prompt_tuning.data.rows import python_rows
-from prompt_tuning.losses.foreign_objective import LossFunctions
-from prompt_tuning.losses.function_objective import FunctionObjective, LossFunction
+from prompt_tuning.losses.foreign_objective import (
+    FunctionObjective,
+    LossFunction,
+    LossFunctions,
+)
 from prompt_tuning.prompts.projection_adapters import AdapterSpec
 from prompt_tuning.settings.class_head import ClassHead
 from prompt_tuning.settings.run_settings import RunSettings

@@ -13,8 +13,11 @@ from jaxtyping import Array, Float, Int, Key
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import Parameters, describe, merge, split
-from prompt_tuning.decoding.bias_tables import bias_tables
-from prompt_tuning.decoding.projection_tables import ROW_BIAS, projection_tables
+from prompt_tuning.decoding.projection_tables import (
+    ROW_BIAS,
+    bias_tables,
+    projection_tables,
+)
 from prompt_tuning.decoding.prompt_prefixes import (
     PromptPrefixes,
     is_added,

@@ -5,10 +5,11 @@ own tokens, padding is masked, and each row has its own random key.
 """
 
 import functools
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
@@ -20,6 +21,8 @@ from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.sharding import collectives
 from prompt_tuning.sharding.mesh_layout import MeshLayout
 from prompt_tuning.sharding.shard_map import map_rows
+from prompt_tuning.streaming.streamed_function import StreamedFunction
+from prompt_tuning.streaming.traced_program import Leaves
 
 GREEDY = Needs()
 """Needs of rows decoded greedily."""
@@ -181,3 +184,49 @@ class TokenDecoder(NamedTuple):
         tokens = jnp.where(ended, self.pad_id, jnp.asarray(chosen.tokens))
         ended |= (tokens[:, None] == choices.ends).any(axis=1)
         return chosen._replace(tokens=tokens), ended
+
+
+def continue_batch_streamed(
+    everything: Leaves,
+    tokens: Any,
+    lengths: Any,
+    choices: RowChoices,
+    prompt_ids: Any = None,
+    *,
+    graph: nnx.GraphDef,
+    new_tokens: int,
+    needs: Needs = GREEDY,
+    pad_id: int,
+) -> np.ndarray:
+    """Does the same as `continue_batch` with one pass over the layers per token.
+
+    Each pass serves all rows, so large batches share the time of reading. Arguments are
+    the same; some parameters are a `LayeredWeight`.
+    """
+    start, step = _functions(graph, new_tokens, needs, pad_id)
+    rows = (tokens, lengths, choices, prompt_ids)
+    state: Decoding = start.forward({}, everything, *rows)
+    while int(state.step) < new_tokens and not np.all(state.ended):
+        with jax.profiler.TraceAnnotation("generate token"):
+            state = step.forward({}, everything, state, choices)
+    return np.asarray(state.written)
+
+
+@functools.lru_cache(maxsize=4)
+def _functions(
+    graph: nnx.GraphDef, new_tokens: int, needs: Needs, pad_id: int
+) -> tuple[StreamedFunction, StreamedFunction]:
+    """Returns the functions of the first token and of later ones."""
+
+    def decoder(parameters: Any, choices: RowChoices) -> TokenDecoder:
+        model = cast(LanguageModel, merge(graph, parameters))
+        return TokenDecoder(model, choices, needs, pad_id)
+
+    def start(_, frozen, tokens, lengths, choices, prompt_ids):
+        first = decoder(frozen, choices)
+        return first.start(tokens, lengths, new_tokens, prompt_ids)
+
+    def step(_, frozen, state, choices):
+        return decoder(frozen, choices).generate_token(state)
+
+    return StreamedFunction(start), StreamedFunction(step)

@@ -6,10 +6,10 @@ import numpy as np
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.decoding.adapter_table import PromptPages, ResidentAdapter
+from prompt_tuning.decoding.detokenizer import stop_tokens
 from prompt_tuning.decoding.request import Request
 from prompt_tuning.decoding.row_checks import GENERATES
 from prompt_tuning.decoding.sampling_settings import Sampling
-from prompt_tuning.decoding.stop_texts import stop_tokens
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.pretrained.text_encoding import encode_given
 from prompt_tuning.prompts.placement import TEMPLATE

@@ -16,9 +16,9 @@ from prompt_tuning.decoding.request import (
     Piece,
     RequestHandle,
     TokenLogprob,
+    content_number,
 )
 from prompt_tuning.decoding.request_checks import row_ends, text_before
-from prompt_tuning.decoding.row_draws import content_number
 from prompt_tuning.decoding.sampling_settings import Sampling
 from prompt_tuning.decoding.token_choice import NO_TOKEN, Chosen, Needs, RowChoices
 from prompt_tuning.decoding.token_masks import WORD_BITS, RowMask

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float
 from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.losses import objective
-from prompt_tuning.losses.class_scores import mean_scores, total_scores
+from prompt_tuning.losses.class_objective import mean_scores, total_scores
 from prompt_tuning.losses.output_head import AnyHead
 
 REFERENCE_LOGPROBS = "reference_logprobs"

@@ -37,8 +37,7 @@ from prompt_tuning.models.rotary import (
 from prompt_tuning.models.row_info import RowInfo
 from prompt_tuning.prompts.initializers import Vocabulary
 from prompt_tuning.prompts.prefix import KeyValuePrefix
-from prompt_tuning.prompts.prefix_start import PrefixStart
-from prompt_tuning.prompts.stack_shape import StackShape
+from prompt_tuning.prompts.stack_shape import PrefixStart, StackShape
 
 WINDOW = 64
 """Maximum number of tokens of each window of the text that is read again."""

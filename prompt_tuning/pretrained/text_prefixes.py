@@ -26,7 +26,7 @@ from prompt_tuning.pretrained.attention_matching import (
     text_parts,
 )
 from prompt_tuning.pretrained.weight_storage import DEVICE
-from prompt_tuning.prompts.prefix_start import PrefixStart
+from prompt_tuning.prompts.stack_shape import PrefixStart
 from prompt_tuning.settings.mesh_shape import MeshShape
 from prompt_tuning.sharding.array_placement import Placement
 

@@ -26,10 +26,9 @@ from prompt_tuning.pretrained.attention_matching import move_prefix
 from prompt_tuning.prompts import adapter_kinds
 from prompt_tuning.prompts.class_rows import ClassRows
 from prompt_tuning.prompts.initializers import Vocabulary
-from prompt_tuning.prompts.prefix_start import PrefixStart
 from prompt_tuning.prompts.projection_adapters import AdapterSpec
 from prompt_tuning.prompts.prompt_module import PromptFactory, PromptModule
-from prompt_tuning.prompts.stack_shape import StackShape, StateShape
+from prompt_tuning.prompts.stack_shape import PrefixStart, StackShape, StateShape
 from prompt_tuning.prompts.token_rows import TokenRows
 from prompt_tuning.settings.class_head import ClassHead
 from prompt_tuning.settings.prompting import Prompting

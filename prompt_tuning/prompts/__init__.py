@@ -18,7 +18,7 @@ _LISTED = {
     "MLPPrompt": "prompt_tuning.prompts.reparameterized",
     "ResidualPrompt": "prompt_tuning.prompts.reparameterized",
     "WaywardPrompt": "prompt_tuning.prompts.wayward",
-    "DroppedPrompt": "prompt_tuning.prompts.dropped",
+    "DroppedPrompt": "prompt_tuning.prompts.wrapped",
     "InstancePrompt": "prompt_tuning.prompts.input_dependent",
     "PromptPool": "prompt_tuning.prompts.input_dependent",
     "DeepPrompt": "prompt_tuning.prompts.deep",

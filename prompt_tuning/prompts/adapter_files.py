@@ -19,13 +19,12 @@ import numpy as np
 from safetensors.numpy import save
 
 from prompt_tuning.adapters.adapter import PROMPT, Adapter, Arrays
-from prompt_tuning.adapters.int8_prefixes import to_int8
 from prompt_tuning.adapters.peft.folder import find_folder, read_folder
 from prompt_tuning.adapters.peft.peft_conversion import from_peft
 from prompt_tuning.adapters.peft.prompts import STACKS
 from prompt_tuning.adapters.peft.shape_checks import EMBEDDINGS
 from prompt_tuning.adapters.peft.table_copies import FrozenReader
-from prompt_tuning.adapters.prompt_files import find_checkpoint, read_array
+from prompt_tuning.adapters.prompt_files import find_checkpoint, read_array, to_int8
 from prompt_tuning.checkpoints.run_store import checkpoint_files
 from prompt_tuning.checkpoints.run_store.checkpoint_files import STATE_FILE
 from prompt_tuning.checkpoints.run_store.checkpoint_names import FOLDER, checkpoint_path

@@ -23,8 +23,7 @@ from prompt_tuning.core.number_ranges import NonnegativeNumber, PositiveInteger
 from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.data.text.templates import check_length, parse_template, soft_counts
 from prompt_tuning.data.text.tokenizers import Tokenizer
-from prompt_tuning.prompts.prefix_start import PrefixStart
-from prompt_tuning.prompts.stack_shape import StackShape
+from prompt_tuning.prompts.stack_shape import PrefixStart, StackShape
 
 PREFIX_DIMENSIONS = 5
 """Dimensions of the array of a `KeyValuePrefix`, `[L, 2, P, G, K]`."""

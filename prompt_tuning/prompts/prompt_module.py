@@ -18,8 +18,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from prompt_tuning.adapters.adapter import MULTITASK, PROMPT, Arrays
-from prompt_tuning.adapters.factorized_prompts import factorize
+from prompt_tuning.adapters.adapter import MULTITASK, PROMPT, Arrays, factorize
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.masks import Count
 from prompt_tuning.core.parameter_balls import Ball

@@ -1,4 +1,4 @@
-"""Sizes of a stack of blocks, for prompts that attach at every block."""
+"""Sizes and starts of prompts that attach at every block of a stack."""
 
 import math
 from typing import NamedTuple
@@ -41,3 +41,18 @@ class StackShape(NamedTuple):
     head_width: int
     states: StateShape | None = None
     sharing: int = 0
+
+
+class PrefixStart(NamedTuple):
+    """Input from which the model computes a prefix's first values.
+
+    Attributes:
+      tokens: tokens that the model reads.
+      windows: in how many windows of them the prefix should reproduce attention; 0 if
+        the tokens' own keys and values are the prefix.
+      begin: how many of the first tokens begin every text, e.g. BOS.
+    """
+
+    tokens: tuple[int, ...]
+    windows: int = 0
+    begin: int = 0

@@ -6,7 +6,7 @@ from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.number_ranges import PositiveInteger
 from prompt_tuning.prompts import initializers
 from prompt_tuning.prompts.initializers import TextInitializer, Vocabulary
-from prompt_tuning.prompts.prefix_start import PrefixStart
+from prompt_tuning.prompts.stack_shape import PrefixStart
 
 
 def from_chunks(text: str, chunks: PositiveInteger = 8) -> TextInitializer:

@@ -12,10 +12,14 @@ from prompt_tuning.core.status_line import status
 from prompt_tuning.decoding.batch_decoding import draw_batch
 from prompt_tuning.decoding.decoding_engine import DecodingEngine
 from prompt_tuning.decoding.detokenizer import Detokenizer
-from prompt_tuning.decoding.request import Completion, Request, separate_equal
+from prompt_tuning.decoding.request import (
+    Completion,
+    Request,
+    content_number,
+    separate_equal,
+)
 from prompt_tuning.decoding.request_checks import row_ends, slots_for, text_before
 from prompt_tuning.decoding.row_checks import check_generates
-from prompt_tuning.decoding.row_draws import content_number
 from prompt_tuning.decoding.row_encoding import LENGTH_MULTIPLE, pad_rows
 from prompt_tuning.decoding.row_progress import first_choices
 from prompt_tuning.decoding.sampling_settings import Sampling

@@ -147,7 +147,7 @@ FIELDS = {"content": "content", "reasoning": "reasoning_content"}
 
 
 class ChatMessage:
-    """An answer that arrives piece by piece."""
+    """An answer's message in OpenAI's form, which arrives piece by piece."""
 
     def __init__(self, syntax: ChatSyntax):
         self._syntax = syntax

@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Array, Float, Integer
 
 from prompt_tuning.adapters.adapter import PREFIX_PATH
-from prompt_tuning.adapters.int8_prefixes import from_int8, to_int8
+from prompt_tuning.adapters.prompt_files import from_int8, to_int8
 from prompt_tuning.config.run import Run
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.layer_kinds import key_layers

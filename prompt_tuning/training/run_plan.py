@@ -36,7 +36,7 @@ from prompt_tuning.decoding.row_checks import check_scores
 from prompt_tuning.evaluation.evaluator import Evaluator
 from prompt_tuning.evaluation.ranking import build_candidates
 from prompt_tuning.evaluation.retrieval import open_texts
-from prompt_tuning.losses.function_objective import FunctionObjective
+from prompt_tuning.losses.foreign_objective import FunctionObjective
 from prompt_tuning.losses.grpo import GroupPolicy
 from prompt_tuning.losses.objective import Objective, ObjectiveConfig
 from prompt_tuning.losses.token_objective import NATS_PER_WEIGHT, TokenObjective

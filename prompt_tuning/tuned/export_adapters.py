@@ -25,8 +25,8 @@ from prompt_tuning.adapters.adapter import (
     Adapter,
     Arrays,
     TokenIds,
+    factorized_adapter,
 )
-from prompt_tuning.adapters.factorized_prompts import factorized_adapter
 from prompt_tuning.adapters.peft import peft_class_head
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.layer_kinds import check_all_attention

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.decoding import row_queue, shared_texts, slot_state
+from prompt_tuning.decoding import row_queue, slot_state
 from prompt_tuning.decoding.batch_decoding import continue_batch
 from prompt_tuning.decoding.continue_rows import continue_rows
 from prompt_tuning.decoding.decoding_engine import DecodingEngine
@@ -267,7 +267,7 @@ def test_keys_and_states_of_a_text_that_all_rows_share_are_computed_once(monkeyp
         read.extend(lengths)
         return read_page(parameters, tokens, lengths, *others, **fields)
 
-    monkeypatch.setattr(shared_texts, "read_page", counted)
+    monkeypatch.setattr("prompt_tuning.decoding.resident_adapters.read_page", counted)
     config = dataclasses.replace(GRANITE4, maximum_positions=1024)
     engine = open_engine(config, [], slots=64, length=16, page=256)
     shared = (np.arange(512) % V).tolist()

@@ -4,11 +4,12 @@ from prompt_tuning.core.errors import InputError
 from prompt_tuning.data.text.tokenizers import HuggingFaceTokenizer, SpecialTokens
 from prompt_tuning.decoding.detokenizer import (
     Detokenizer,
+    StopSearch,
     distinct_names,
+    stop_tokens,
     token_content,
 )
 from prompt_tuning.decoding.row_encoding import continuation_text
-from prompt_tuning.decoding.stop_texts import StopSearch, stop_tokens
 from prompt_tuning.server.given_parts import GivenText
 from tests.support.dummies import LetterTokenizer
 

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from prompt_tuning.losses.class_scores import (
+from prompt_tuning.losses.class_objective import (
     class_cross_entropy,
     class_hinge,
     mean_scores,

@@ -15,7 +15,6 @@ from prompt_tuning.models.build import build_model
 from prompt_tuning.models.decoder_only import DecoderOnly
 from prompt_tuning.pretrained.tuning import Tuning
 from prompt_tuning.prompts.deep import AddedDeepPrompt, DeepPrompt
-from prompt_tuning.prompts.dropped import DroppedPrompt
 from prompt_tuning.prompts.initializers import (
     Vocabulary,
     from_array,
@@ -27,6 +26,7 @@ from prompt_tuning.prompts.prefix import KeyValuePrefix, ProjectedKeyValuePrefix
 from prompt_tuning.prompts.projection_adapters import IA3
 from prompt_tuning.prompts.soft import SoftPrompt
 from prompt_tuning.prompts.stack_shape import StackShape
+from prompt_tuning.prompts.wrapped import DroppedPrompt
 from prompt_tuning.settings.prompting import Prompting
 from tests.support import dummies
 from tests.support.dummies import logits, logits_by_step

@@ -20,8 +20,7 @@ from prompt_tuning.pretrained.attention_matching import text_parts
 from prompt_tuning.pretrained.text_prefixes import check_start, start_prefix
 from prompt_tuning.prompts.initializers import Vocabulary
 from prompt_tuning.prompts.prefix import KeyValuePrefix
-from prompt_tuning.prompts.prefix_start import PrefixStart
-from prompt_tuning.prompts.stack_shape import StackShape
+from prompt_tuning.prompts.stack_shape import PrefixStart, StackShape
 from prompt_tuning.prompts.text_starts import spread_windows
 from prompt_tuning.settings.mesh_shape import MeshShape
 from tests.support.dummies import DEEPSEEK, GPT2, LLAMA, with_numbers

@@ -7,10 +7,10 @@ import pytest
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import merge, split
 from prompt_tuning.models.scoring import loss_sums
-from prompt_tuning.prompts.dropped import DroppedPrompt
 from prompt_tuning.prompts.initializers import Vocabulary, from_array
 from prompt_tuning.prompts.reparameterized import MLPPrompt
 from prompt_tuning.prompts.soft import SoftPrompt
+from prompt_tuning.prompts.wrapped import DroppedPrompt
 from tests.support.dummies import LLAMA, make_batch, random_rows, with_prompt
 
 P, D = 4, 6

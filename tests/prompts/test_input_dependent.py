@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.prompts.dropped import DroppedPrompt
 from prompt_tuning.prompts.initializers import Vocabulary, from_array
 from prompt_tuning.prompts.input_dependent import InstancePrompt, PromptPool
 from prompt_tuning.prompts.soft import SoftPrompt
+from prompt_tuning.prompts.wrapped import DroppedPrompt
 from prompt_tuning.settings.prompting import Prompting
 from tests.support import dummies
 

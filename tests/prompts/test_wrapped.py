@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from prompt_tuning.prompts.dropped import DroppedPrompt
 from prompt_tuning.prompts.initializers import Vocabulary, from_array
 from prompt_tuning.prompts.multitask import AddMultiTaskPrompt
 from prompt_tuning.prompts.reparameterized import MLPPrompt, ResidualPrompt
 from prompt_tuning.prompts.soft import PaddedPrompt, SoftPrompt
 from prompt_tuning.prompts.wayward import WaywardPrompt
+from prompt_tuning.prompts.wrapped import DroppedPrompt
 from tests.support.dummies import LetterTokenizer
 
 P, D = 4, 6

@@ -5,11 +5,13 @@ import dataclasses
 import numpy as np
 import pytest
 
-from prompt_tuning.decoding.batch_decoding import continue_batch
+from prompt_tuning.decoding.batch_decoding import (
+    continue_batch,
+    continue_batch_streamed,
+)
 from prompt_tuning.decoding.row_encoding import pad_rows
 from prompt_tuning.decoding.row_progress import first_choices
 from prompt_tuning.decoding.sampling_settings import Sampling
-from prompt_tuning.decoding.streamed_decoding import continue_batch_streamed
 from tests.streaming.test_streamed_step import Layers, divided
 from tests.support import dummies
 from tests.support.exhaustive import sample

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from prompt_tuning.core import parameter_groups
-from prompt_tuning.losses.function_objective import FunctionObjective
+from prompt_tuning.losses.foreign_objective import FunctionObjective
 from prompt_tuning.models.scoring import loss_sums
 from prompt_tuning.pretrained.frozen_fingerprint import fingerprint
 from prompt_tuning.settings.prompting import Prompting

@@ -26,9 +26,9 @@ from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameter_groups import ParameterGroup
 from prompt_tuning.families.hf_folder import read_config
 from prompt_tuning.pretrained.frozen_fingerprint import fingerprint
-from prompt_tuning.prompts.dropped import DroppedPrompt
 from prompt_tuning.prompts.low_rank_adapters import LoRA
 from prompt_tuning.prompts.soft import SoftPrompt
+from prompt_tuning.prompts.wrapped import DroppedPrompt
 from prompt_tuning.training.loop import train
 from prompt_tuning.training.opening import open_run
 from prompt_tuning.training.progress import LineReporter

@@ -14,7 +14,6 @@ from prompt_tuning.core.parameters import merge, split
 from prompt_tuning.models.build import build_model
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.prompts.deep import AddedDeepPrompt, DeepPrompt
-from prompt_tuning.prompts.dropped import DroppedPrompt
 from prompt_tuning.prompts.factorized import FactorizedMultiTaskPrompt
 from prompt_tuning.prompts.initializers import Vocabulary
 from prompt_tuning.prompts.low_rank_adapters import LoRA
@@ -24,6 +23,7 @@ from prompt_tuning.prompts.projection_adapters import IA3
 from prompt_tuning.prompts.reparameterized import MLPPrompt
 from prompt_tuning.prompts.soft import PaddedPrompt, SoftPrompt
 from prompt_tuning.prompts.stack_shape import StackShape
+from prompt_tuning.prompts.wrapped import DroppedPrompt
 from prompt_tuning.settings.prompting import Prompting
 from prompt_tuning.tuned.export_adapters import convert_for_peft, export_adapters
 from tests.support import dummies

@@ -5,8 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from prompt_tuning.adapters.adapter import Adapter
-from prompt_tuning.adapters.factorized_prompts import factorized_adapter
+from prompt_tuning.adapters.adapter import Adapter, factorized_adapter
 from prompt_tuning.adapters.peft.folder import AdapterFolder
 from prompt_tuning.adapters.peft.peft_conversion import from_peft, to_peft
 from prompt_tuning.core.errors import InputError
