@@ -5,6 +5,7 @@ own tokens, padding is masked, and each row has its own random key.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -53,15 +54,8 @@ def continue_batch(
     are the encoder's input. `needs` has no option that counts tokens. The new tokens
     include the one that ends the row.
     """
-    run = functools.partial(
-        _continue_local_rows,
-        graph=graph,
-        new_tokens=new_tokens,
-        needs=needs,
-        pad_id=pad_id,
-    )
-    rows = (tokens, lengths, choices, prompt_ids)
-    return map_rows(layout, graph, run)(parameters, rows)[0]
+    run = _continuing(layout, graph, new_tokens, needs, pad_id)
+    return run(parameters, (tokens, lengths, choices, prompt_ids))[0]
 
 
 @functools.partial(jax.jit, static_argnames=("graph", "new_tokens", "pad_id", "layout"))
@@ -82,43 +76,38 @@ def draw_batch(
       The new tokens, including the one that ends the row, and the log-probability of
       each, in nats.
     """
-    run = functools.partial(
-        _continue_local_rows,
-        graph=graph,
-        new_tokens=new_tokens,
-        needs=DRAWN,
-        pad_id=pad_id,
-    )
-    rows = (tokens, lengths, choices, None)
-    written, logprobs = map_rows(layout, graph, run)(parameters, rows)
+    run = _continuing(layout, graph, new_tokens, DRAWN, pad_id)
+    written, logprobs = run(parameters, (tokens, lengths, choices, None))
     assert logprobs is not None  # since `DRAWN` needs them
     return written, logprobs
 
 
-def _continue_local_rows(
-    parameters: Parameters,
-    inputs: tuple,
-    *,
+def _continuing(
+    layout: MeshLayout | None,
     graph: nnx.GraphDef,
     new_tokens: int,
     needs: Needs,
     pad_id: int,
-) -> tuple[Int[Array, "B new"], Float[Array, "B new"] | None]:
-    """Generates the tokens of one device's rows; see `continue_batch`.
+) -> Callable[..., tuple[Int[Array, "B new"], Float[Array, "B new"] | None]]:
+    """Returns a function that generates the tokens of rows; see `continue_batch`.
 
-    Also returns their log-probabilities if `needs` includes them.
+    It also returns their log-probabilities if `needs` includes them.
     """
-    tokens, lengths, choices, prompt_ids = inputs
-    model = cast(LanguageModel, merge(graph, parameters))
-    decoder = TokenDecoder(model, choices, needs, pad_id)
-    state = decoder.start(tokens, lengths, new_tokens, prompt_ids)
 
-    def unfinished(state: Decoding) -> Bool[Array, ""]:
-        every = collectives.true_everywhere(jnp.all(state.ended))
-        return (state.step < new_tokens) & ~every
+    def run(parameters: Parameters, rows: tuple):  # of one device
+        tokens, lengths, choices, prompt_ids = rows
+        model = cast(LanguageModel, merge(graph, parameters))
+        decoder = TokenDecoder(model, choices, needs, pad_id)
+        state = decoder.start(tokens, lengths, new_tokens, prompt_ids)
 
-    state = jax.lax.while_loop(unfinished, decoder.generate_token, state)
-    return state.written, state.logprobs
+        def unfinished(state: Decoding) -> Bool[Array, ""]:
+            every = collectives.true_everywhere(jnp.all(state.ended))
+            return (state.step < new_tokens) & ~every
+
+        state = jax.lax.while_loop(unfinished, decoder.generate_token, state)
+        return state.written, state.logprobs
+
+    return map_rows(layout, graph, run)
 
 
 class Decoding(NamedTuple):

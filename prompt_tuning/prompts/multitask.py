@@ -34,12 +34,9 @@ class MultiTaskPrompt(InputPrompt):
         self,
         key: Key[Array, ""],
         vocabulary: Vocabulary,
-        *,
         tasks: AxisLength,
-        shared_size: tuple[int, int],
-        task_size: tuple[int, int],
-        initializer: Initializer | None,
-        task_initializer: Initializer | None,
+        sizes: tuple[tuple[int, int], tuple[int, int]],
+        initializers: tuple[Initializer | None, Initializer | None],
     ):
         """Initializes shared vectors, and each task's vectors as if they were a prompt.
 
@@ -47,19 +44,18 @@ class MultiTaskPrompt(InputPrompt):
           key: random key of the initializers.
           vocabulary: vocabulary of the frozen model; gives the width `D`.
           tasks: number of tasks `N`, at least 1.
-          shared_size: number and width of the shared vectors.
-          task_size: number and width of each task's vectors.
-          initializer: initializer of the shared vectors; uniform on `[0, 0.5)` if None.
-          task_initializer: the same for each task's vectors.
+          sizes: number and width of the shared vectors, and of each task's.
+          initializers: where the shared and each task's vectors start; uniform on `[0,
+            0.5)` if None.
 
         Raises:
           InputError: if a number is below 1, or an initializer fails.
         """
-        self._initialize_shared(key, vocabulary, shared_size, initializer)
+        self._initialize_shared(key, vocabulary, sizes[0], initializers[0])
         check_tasks(tasks)
-        length, width = task_size
+        length, width = sizes[1]
         initial = [
-            initial_vectors(task, vocabulary, length, task_initializer, width=width)
+            initial_vectors(task, vocabulary, length, initializers[1], width=width)
             for task in jax.random.split(named_key(key, "tasks"), tasks)
         ]
         self.task = nnx.Param(jnp.stack(initial), axes=TASK_AXES)
@@ -126,15 +122,8 @@ class AddMultiTaskPrompt(MultiTaskPrompt):
         initializer: Initializer | None = None,
         task_initializer: Initializer | None = None,
     ):
-        super().__init__(
-            key,
-            vocabulary,
-            tasks=tasks,
-            shared_size=(length, vocabulary.width),
-            task_size=(length, vocabulary.width),
-            initializer=initializer,
-            task_initializer=task_initializer,
-        )
+        sizes = (length, vocabulary.width), (length, vocabulary.width)
+        super().__init__(key, vocabulary, tasks, sizes, (initializer, task_initializer))
 
     def __call__(self, key: Key[Array, ""] | None = None) -> Float[Array, "N P D"]:
         """Returns the prompts of all tasks."""
@@ -181,15 +170,8 @@ class ConcatTimeMultiTaskPrompt(MultiTaskPrompt):
         task_initializer: Initializer | None = None,
     ):
         task_length = length if task_length is None else task_length
-        super().__init__(
-            key,
-            vocabulary,
-            tasks=tasks,
-            shared_size=(length, vocabulary.width),
-            task_size=(task_length, vocabulary.width),
-            initializer=initializer,
-            task_initializer=task_initializer,
-        )
+        sizes = (length, vocabulary.width), (task_length, vocabulary.width)
+        super().__init__(key, vocabulary, tasks, sizes, (initializer, task_initializer))
 
     @property
     def length(self) -> int:
@@ -257,15 +239,8 @@ class ConcatFeaturesMultiTaskPrompt(MultiTaskPrompt):
                 f"shared_features {shared_features} and task_features {task_features} "
                 f"must be positive and add up to {vocabulary.width}, the model's width"
             )
-        super().__init__(
-            key,
-            vocabulary,
-            tasks=tasks,
-            shared_size=(length, shared_features),
-            task_size=(length, task_features),
-            initializer=initializer,
-            task_initializer=task_initializer,
-        )
+        sizes = (length, shared_features), (length, task_features)
+        super().__init__(key, vocabulary, tasks, sizes, (initializer, task_initializer))
 
     def __call__(self, key: Key[Array, ""] | None = None) -> Float[Array, "N P D"]:
         """Returns the prompts of all tasks."""

@@ -25,7 +25,7 @@ from prompt_tuning.prompts.prompt_module import (
     PromptModule,
     StoredForm,
 )
-from prompt_tuning.prompts.reparameterized import Linear
+from prompt_tuning.prompts.reparameterized import EMBED, HIDDEN, Linear
 from prompt_tuning.prompts.stack_shape import StackShape
 
 PREFIX_AXES = ("prompt_layers", "key_value", "prompt", "prompt_heads", "prompt_head")
@@ -156,13 +156,9 @@ class ProjectedKeyValuePrefix(KeyValuePrefix):
         hidden = width if hidden is None else hidden
         out = self.shape[0] * 2 * self.shape[3] * self.shape[4]
         embedding = jax.random.normal(named_key(key, "embedding"), (length, width))
-        self.embedding = nnx.Param(embedding, axes=("prompt", "prompt_embed"))
-        inner, outer = (
-            ("prompt_embed", "prompt_hidden"),
-            ("prompt_hidden", "prompt_heads"),
-        )
-        self.inner = Linear(named_key(key, "inner"), width, hidden, axes=inner)
-        self.outer = Linear(named_key(key, "outer"), hidden, out, axes=outer)
+        self.embedding = nnx.Param(embedding, axes=("prompt", EMBED))
+        self.inner = Linear(key, "inner", (width, hidden), (EMBED, HIDDEN))
+        self.outer = Linear(key, "outer", (hidden, out), (HIDDEN, "prompt_heads"))
 
     @property
     def length(self) -> int:

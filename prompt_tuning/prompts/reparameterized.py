@@ -16,6 +16,8 @@ from prompt_tuning.prompts.prompt_module import InputPromptFactory
 from prompt_tuning.prompts.wrapped import WrappedPrompt
 
 NORM_EPSILON = 1e-5
+EMBED, HIDDEN = "prompt_embed", "prompt_hidden"
+"""Axes of the model's width and of a hidden layer."""
 
 
 class MLPPrompt(WrappedPrompt):
@@ -53,20 +55,11 @@ class MLPPrompt(WrappedPrompt):
     ):
         super().__init__(key, vocabulary, inner)
         width, hidden = vocabulary.width, _width(hidden_width, vocabulary.width)
-        sizes = {
-            "hidden": (width, hidden),
-            "middle": (hidden, hidden),
-            "output": (hidden, width),
-        }
-        axes = {
-            "hidden": ("prompt_embed", "prompt_hidden"),
-            "middle": ("prompt_hidden", "prompt_middle"),
-            "output": ("prompt_hidden", "prompt_embed"),
-        }
-        self.hidden, self.middle, self.output = (
-            Linear(named_key(key, name), *sizes[name], axes=axes[name])
-            for name in sizes
-        )
+        inner_axes, outer_axes = (EMBED, HIDDEN), (HIDDEN, EMBED)
+        self.hidden = Linear(key, "hidden", (width, hidden), inner_axes)
+        middle_axes = (HIDDEN, "prompt_middle")
+        self.middle = Linear(key, "middle", (hidden, hidden), middle_axes)
+        self.output = Linear(key, "output", (hidden, width), outer_axes)
 
     def __call__(
         self, key: Key[Array, ""] | None = None
@@ -119,19 +112,11 @@ class ResidualPrompt(WrappedPrompt):
     ):
         super().__init__(key, vocabulary, inner)
         width, hidden = vocabulary.width, _width(hidden_width, vocabulary.width)
-        self.down = Linear(
-            named_key(key, "down"),
-            width,
-            hidden,
-            axes=("prompt_embed", "prompt_hidden"),
-        )
-        self.up = Linear(
-            named_key(key, "up"), hidden, width, axes=("prompt_hidden", "prompt_embed")
-        )
-        self.scale = nnx.Param(
-            jnp.full((width,), norm_scale, jnp.float32), axes=("prompt_embed",)
-        )
-        self.bias = nnx.Param(jnp.zeros((width,)), axes=("prompt_embed",))
+        self.down = Linear(key, "down", (width, hidden), (EMBED, HIDDEN))
+        self.up = Linear(key, "up", (hidden, width), (HIDDEN, EMBED))
+        scale = jnp.full((width,), norm_scale, jnp.float32)
+        self.scale = nnx.Param(scale, axes=(EMBED,))
+        self.bias = nnx.Param(jnp.zeros((width,)), axes=(EMBED,))
 
     def __call__(
         self, key: Key[Array, ""] | None = None
@@ -154,14 +139,14 @@ class Linear(nnx.Module):
     def __init__(
         self,
         key: Key[Array, ""],
-        size_in: int,
-        size_out: int,
-        *,
+        name: str,
+        sizes: tuple[int, int],
         axes: tuple[str, str],
     ):
-        initial = fan_in(size_in)(key, (size_in, size_out), jnp.float32)
+        """Draws the layer with the part of a prompt's random key that `name` names."""
+        initial = fan_in(sizes[0])(named_key(key, name), sizes, jnp.float32)
         self.kernel = nnx.Param(initial, axes=axes)
-        self.bias = nnx.Param(jnp.zeros((size_out,)), axes=axes[1:])
+        self.bias = nnx.Param(jnp.zeros(sizes[1:]), axes=axes[1:])
 
     def __call__(self, x: Float[Array, "*lead in"]) -> Float[Array, "*lead out"]:
         """Applies the layer to the last axis."""

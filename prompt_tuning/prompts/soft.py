@@ -16,7 +16,30 @@ from prompt_tuning.prompts.prompt_module import (
 )
 
 
-class SoftPrompt(InputPrompt):
+class TrainedVectors(InputPrompt):
+    """Base class of prompts whose vectors are one parameter.
+
+    Attributes:
+      prompt: the vectors, `[P, D]`, or those of `N` prompts, `[N, P, D]`; in float32
+        whatever the model computes in.
+    """
+
+    prompt: nnx.Param
+
+    @property
+    def length(self) -> int:
+        """Number of vectors `P` of a prompt, including padding."""
+        return self.prompt.shape[-2]
+
+    def __call__(
+        self, key: Key[Array, ""] | None = None
+    ) -> Float[Array, "P D"] | Float[Array, "N P D"]:
+        """Returns the vectors, including padding."""
+        del key
+        return self.prompt[...]
+
+
+class SoftPrompt(TrainedVectors):
     """Trained vectors in the input: prompt tuning (Lester et al. 2021, section 2).
 
     All examples share the `P` vectors. Start here: you train a few kilobytes, you can
@@ -55,18 +78,8 @@ class SoftPrompt(InputPrompt):
         initial = initial_vectors(key, vocabulary, length, initializer)
         self.prompt = nnx.Param(initial, axes=("prompt", "prompt_embed"))
 
-    @property
-    def length(self) -> int:
-        """Number of vectors `P`."""
-        return self.prompt.shape[0]
 
-    def __call__(self, key: Key[Array, ""] | None = None) -> Float[Array, "P D"]:
-        """Returns the vectors."""
-        del key
-        return self.prompt[...]
-
-
-class PaddedPrompt(InputPrompt):
+class PaddedPrompt(TrainedVectors):
     """Prompt vectors followed by padding, which the model masks.
 
     Padding gives prompts of different lengths the same shape.
@@ -81,22 +94,12 @@ class PaddedPrompt(InputPrompt):
         self.real = nnx.Param(jnp.array(real, jnp.int32), axes=())
 
     @property
-    def length(self) -> int:
-        """Number of vectors `P`, including padding."""
-        return self.prompt.shape[0]
-
-    @property
     def real_length(self) -> Int[Array, ""]:
         """Number of vectors without padding."""
         return self.real[...]
 
-    def __call__(self, key: Key[Array, ""] | None = None) -> Float[Array, "P D"]:
-        """Returns the vectors, including padding."""
-        del key
-        return self.prompt[...]
 
-
-class StackedPrompts(InputPrompt):
+class StackedPrompts(TrainedVectors):
     """`N` prompts of the same length for one frozen model, e.g. an ensemble's.
 
     Attributes:
@@ -108,19 +111,9 @@ class StackedPrompts(InputPrompt):
         self.prompt = nnx.Param(initial, axes=("tasks", "prompt", "prompt_embed"))
 
     @property
-    def length(self) -> int:
-        """Number of vectors `P` of each prompt."""
-        return self.prompt.shape[1]
-
-    @property
     def count(self) -> int:
         """Number of prompts, `N`."""
         return self.prompt.shape[0]
-
-    def __call__(self, key: Key[Array, ""] | None = None) -> Float[Array, "N P D"]:
-        """Returns the vectors of all prompts."""
-        del key
-        return self.prompt[...]
 
 
 class InferenceOnlyPrompt(InputPrompt):

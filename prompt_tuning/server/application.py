@@ -21,7 +21,7 @@ from prompt_tuning.decoding.engine_metrics import EngineMetrics
 from prompt_tuning.server import openai_requests, server_limits
 from prompt_tuning.server.embedding_routes import EmbeddingRoutes
 from prompt_tuning.server.engine_thread import EngineThread
-from prompt_tuning.server.event_stream import BodyReader, error_of, json_response
+from prompt_tuning.server.event_stream import BodyReader, error_response, json_response
 from prompt_tuning.server.generation_routes import CLAMPED, GONE, GenerationRoutes
 from prompt_tuning.server.request_fields import UnknownFields, check_known
 from prompt_tuning.server.running_requests import (
@@ -217,8 +217,7 @@ class ServerApplication:
 
 async def _answer_error(request: HttpRequest, problem: Exception) -> Response:
     del request
-    answer = error_of(problem)
-    return json_response(answer.body(), answer.status)
+    return error_response(problem)
 
 
 async def _answer_http(request: HttpRequest, problem: Exception) -> Response:

@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.decoding.request import RequestHandle
 from prompt_tuning.server.engine_thread import Generation
-from prompt_tuning.server.openai_answers import AnswerFormat, ErrorAnswer
+from prompt_tuning.server.openai_answers import AnswerFormat
 from prompt_tuning.server.server_limits import (
     BODY_SECONDS,
     MAXIMUM_BODIES,
@@ -181,14 +181,21 @@ class EventStream(Response):
             if self._usage:
                 yield json_bytes(form.usage_event(generation.handles))
         except (RequestError, InputError) as problem:
-            yield json_bytes(error_of(problem).body())
+            yield json_bytes(error_body(problem)[0])
         yield b"[DONE]"
 
 
-def error_of(problem: Exception) -> ErrorAnswer:
-    """Returns the answer to a problem with a request."""
+def error_body(problem: Exception) -> tuple[dict[str, Any], int]:
+    """Returns a problem with a request in OpenAI's form, and the status."""
+    message, kind, status = "an error of the server", "server_error", 500
     if isinstance(problem, RequestError):
-        return ErrorAnswer(str(problem), problem.kind, problem.status)
-    if isinstance(problem, InputError):
-        return ErrorAnswer(str(problem), "invalid_request_error", 400)
-    return ErrorAnswer("an error of the server", "server_error", 500)
+        message, kind, status = str(problem), problem.kind, problem.status
+    elif isinstance(problem, InputError):
+        message, kind, status = str(problem), "invalid_request_error", 400
+    error = {"message": message, "type": kind, "param": None, "code": status}
+    return {"error": error}, status
+
+
+def error_response(problem: Exception) -> Response:
+    """Returns the answer to a problem with a request."""
+    return json_response(*error_body(problem))

@@ -1,7 +1,6 @@
 """OpenAI's answers: completions, conversations and their event streams."""
 
 import abc
-import dataclasses
 import secrets
 import time
 from collections.abc import Sequence
@@ -247,23 +246,3 @@ def usage(handles: Sequence[RequestHandle]) -> dict[str, int]:
         "completion_tokens": new,
         "total_tokens": input_tokens + new,
     }
-
-
-@dataclasses.dataclass(frozen=True)
-class ErrorAnswer:
-    """An error in OpenAI's form."""
-
-    message: str
-    kind: str
-    status: int
-
-    def body(self) -> dict[str, Any]:
-        """Returns the body of the answer."""
-        return {
-            "error": {
-                "message": self.message,
-                "type": self.kind,
-                "param": None,
-                "code": self.status,
-            }
-        }

@@ -12,7 +12,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from prompt_tuning.server.engine_thread import STOPPING
-from prompt_tuning.server.event_stream import error_of, json_response
+from prompt_tuning.server.event_stream import error_response
 from prompt_tuning.server.http_server import is_loopback
 from prompt_tuning.server.server_limits import RequestError
 
@@ -39,9 +39,7 @@ class RequestGuard:
         if scope["type"] == "http":
             problem = self._problem(scope["path"], Headers(scope=scope))
             if problem is not None:
-                answer = error_of(problem)
-                response = json_response(answer.body(), answer.status)
-                await response(scope, receive, send)
+                await error_response(problem)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
@@ -120,8 +118,8 @@ class RunningRequests:
 
 
 async def _refuse(scope: Scope, receive: Receive, send: Send) -> None:
-    answer = error_of(RequestError(STOPPING, 503, "server_error"))
-    await json_response(answer.body(), answer.status)(scope, receive, send)
+    problem = RequestError(STOPPING, 503, "server_error")
+    await error_response(problem)(scope, receive, send)
 
 
 def client_of(request: HttpRequest) -> str:

@@ -74,31 +74,41 @@ def read_lora(
     parameters: Arrays = {}
     scalings = {}
     for path, projection in known.items():
-        layers = [
-            _read_module(tensors, names[module], projection, settings, source)
+        layers = {
+            layer: _read_module(tensors, names[module], projection, settings, source)
+            for layer, module in enumerate(projection.modules)
             if module in names
-            else None
-            for module in projection.modules
-        ]
-        present = [factors for factors in layers if factors is not None]
-        if not present:
+        }
+        if not layers:
             continue
-        scalings[path] = scaling = _common_scaling(present)
-        rank = max(factors.a.shape[2] for factors in present)
-        stack = len(layers), projection.experts or 1
-        a = np.zeros((*stack, projection.size_in, rank), np.float32)
-        b = np.zeros((*stack, rank, projection.size_out), np.float32)
-        for layer, factors in enumerate(layers):
-            if factors is not None:
-                layer_rank = factors.a.shape[2]
-                a[layer, :, :, :layer_rank] = factors.a
-                b[layer, :, :layer_rank] = _rescale(factors, scaling)
+        everywhere = [(layer, slice(None), x) for layer, x in layers.items()]
+        a, b, scalings[path] = _stack_factors(everywhere, projection)
         if not projection.experts:
             a, b = a[:, 0], b[:, 0]
         parameters |= {f"{path}/{A}": a, f"{path}/{B}": b}
         if peft_settings.setting(settings, "use_dora"):
-            parameters[f"{path}/{M}"] = _stack_magnitudes(layers, projection.size_out)
+            parameters[f"{path}/{M}"] = _stack_magnitudes(layers, projection)
     return parameters, scalings
+
+
+def _stack_factors(
+    placed: Sequence[tuple[int, slice, Factors]], projection: Projection
+) -> tuple[Float[np.ndarray, "L E in r"], Float[np.ndarray, "L E r out"], float]:
+    """Stacks factors by layer and experts, with zeros where there are none.
+
+    Also returns their common scaling.
+    """
+    present = [factors for _, _, factors in placed]
+    scaling = _common_scaling(present)
+    rank = max(factors.a.shape[2] for factors in present)
+    stack = len(projection.modules), projection.experts or 1
+    a = np.zeros((*stack, projection.size_in, rank), np.float32)
+    b = np.zeros((*stack, rank, projection.size_out), np.float32)
+    for layer, experts, factors in placed:
+        own_rank = factors.a.shape[2]
+        a[layer, experts, :, :own_rank] = factors.a
+        b[layer, experts, :own_rank] = _rescale(factors, scaling)
+    return a, b, scaling
 
 
 def read_single_experts(
@@ -122,37 +132,29 @@ def read_single_experts(
             f"{source} has use_dora and adapts experts ({next(iter(names))}), which is "
             "not supported together: merge it with PEFT (merge_and_unload)"
         )
-    found: dict[str, dict[tuple[int, int], Factors]] = {}
+    found: dict[str, list[tuple[int, slice, Factors]]] = {}
     for module, name in names.items():
-        path, *place = places[module]
+        path, layer, expert = places[module]
         one = dataclasses.replace(known[path], experts=0, part=FusedPart())
         factors = _read_module(tensors, name, one, settings, source)
-        found.setdefault(path, {})[place[0], place[1]] = factors
+        place = layer, slice(expert, expert + 1), factors
+        found.setdefault(path, []).append(place)
     parameters: Arrays = {}
     scalings = {}
-    for path, by_place in found.items():
-        projection = known[path]
-        scalings[path] = scaling = _common_scaling(list(by_place.values()))
-        rank = max(factors.a.shape[2] for factors in by_place.values())
-        stack = len(projection.modules), projection.experts
-        a = np.zeros((*stack, projection.size_in, rank), np.float32)
-        b = np.zeros((*stack, rank, projection.size_out), np.float32)
-        for place, factors in by_place.items():
-            own = factors.a.shape[2]
-            a[(*place, slice(None), slice(own))] = factors.a[0]
-            b[(*place, slice(own))] = _rescale(factors, scaling)[0]
+    for path, placed in found.items():
+        a, b, scalings[path] = _stack_factors(placed, known[path])
         parameters |= {f"{path}/{A}": a, f"{path}/{B}": b}
     return parameters, scalings
 
 
 def _stack_magnitudes(
-    layers: Sequence[Factors | None], size_out: int
+    layers: Mapping[int, Factors], projection: Projection
 ) -> Float[np.ndarray, "L out"]:
     """Stacks the magnitudes of all layers; zeros without DoRA."""
-    magnitudes = np.zeros((len(layers), size_out), np.float32)
-    for layer, factors in enumerate(layers):
-        if factors is not None:
-            magnitudes[layer] = factors.magnitude
+    stack = len(projection.modules), projection.size_out
+    magnitudes = np.zeros(stack, np.float32)
+    for layer, factors in layers.items():
+        magnitudes[layer] = factors.magnitude
     return magnitudes
 
 
