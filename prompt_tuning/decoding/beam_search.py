@@ -187,7 +187,6 @@ def _search_row(
     )
     ends = tuple(dict.fromkeys((*model.stop_ids, *settings.ends)))
     beams = _Beams(settings, ends, [()] * settings.beams)
-    sizes = {"count": settings.beams, "graph": model.graph}
     scores = np.full(settings.beams, IMPOSSIBLE, np.float32)
     scores[0] = 0
     candidates, cache = _start(
@@ -199,7 +198,7 @@ def _search_row(
         candidates=(1 + max(len(ends), 1)) * settings.beams,
         # Programs are compiled for few numbers of new tokens.
         new_tokens=1 << (settings.new_tokens - 1).bit_length(),
-        **sizes,
+        graph=model.graph,
     )
     for step in range(settings.new_tokens):
         values, parents, new = (x.tolist() for x in jax.device_get(candidates))
@@ -218,7 +217,7 @@ def _search_row(
             np.array([token for _, _, token in chosen], np.int32),
             scores,
             candidates=len(values),
-            **sizes,
+            graph=model.graph,
         )
     return beams.finished[: settings.returned]
 
@@ -227,9 +226,7 @@ Candidates = tuple[Float[Array, "c"], Int[Array, "c"], Int[Array, "c"]]
 """Scores, beams and tokens of the best extensions, best first."""
 
 
-@functools.partial(
-    jax.jit, static_argnames=("count", "candidates", "new_tokens", "graph")
-)
+@functools.partial(jax.jit, static_argnames=("candidates", "new_tokens", "graph"))
 def _start(
     parameters: Parameters,
     tokens: Int[Array, "1 T"],
@@ -237,7 +234,6 @@ def _start(
     prompt_ids: Int[Array, "1"] | None,
     scores: Float[Array, "beams"],
     *,
-    count: int,
     candidates: int,
     new_tokens: int,
     graph: nnx.GraphDef,
@@ -245,14 +241,13 @@ def _start(
     """Reads a row and returns candidates for its first token."""
     model = cast(LanguageModel, merge(graph, parameters))
     hidden, cache = model.prefill(tokens, lengths, new_tokens, prompt_ids)
+    count = len(scores)
     logits = jnp.repeat(model.logits(hidden), count, axis=0)
     return _best(logits, scores, candidates), _share(cache, count)
 
 
 @functools.partial(
-    jax.jit,
-    static_argnames=("count", "candidates", "graph"),
-    donate_argnames="cache",
+    jax.jit, static_argnames=("candidates", "graph"), donate_argnames="cache"
 )
 def _advance(
     parameters: Parameters,
@@ -261,12 +256,10 @@ def _advance(
     tokens: Int[Array, "beams"],
     scores: Float[Array, "beams"],
     *,
-    count: int,
     candidates: int,
     graph: nnx.GraphDef,
 ) -> tuple[Candidates, Cache]:
     """Reads the last token of each beam and returns the next candidates."""
-    del count
     model = cast(LanguageModel, merge(graph, parameters))
     generated = KeyValues(*(part[:, :, parents] for part in cache.generated))
     state = jax.tree.map(lambda x: x[:, parents], cache.state)

@@ -57,9 +57,6 @@ class TokenObjective(Objective):
 
     def __post_init__(self):
         check_fields(self)
-        self._check_normalizer()
-
-    def _check_normalizer(self) -> None:
         chosen = self.normalizer
         if isinstance(chosen, str) and chosen not in NORMALIZERS:
             raise InputError(

@@ -18,16 +18,15 @@ from starlette.types import ASGIApp
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.decoding.decoding_engine import DecodingEngine
 from prompt_tuning.decoding.engine_metrics import EngineMetrics
-from prompt_tuning.server import openai_requests, server_limits
+from prompt_tuning.server import server_limits
 from prompt_tuning.server.embedding_routes import EmbeddingRoutes
 from prompt_tuning.server.engine_thread import EngineThread
-from prompt_tuning.server.event_stream import BodyReader, error_response, json_response
+from prompt_tuning.server.event_stream import error_response, json_response
 from prompt_tuning.server.generation_routes import CLAMPED, GONE, GenerationRoutes
-from prompt_tuning.server.request_fields import UnknownFields, check_known
 from prompt_tuning.server.running_requests import (
     RequestGuard,
+    RequestReader,
     RunningRequests,
-    client_of,
 )
 from prompt_tuning.server.served_models import ServedModels
 from prompt_tuning.server.tokenizer_routes import TokenizerRoutes
@@ -53,21 +52,12 @@ class ServerApplication:
     ):
         self.models, self.engine = models, engine
         self._settings, self._on_failure = settings, on_failure
-        self._bodies, self._unknown = BodyReader(), UnknownFields()
+        self._reader = RequestReader()
         self.generation = GenerationRoutes(
-            models,
-            engine,
-            settings,
-            lambda: self.thread,
-            self._bodies,
-            self._unknown,
+            models, engine, settings, lambda: self.thread, self._reader
         )
-        self.embedding = EmbeddingRoutes(
-            models, engine.limit, self._bodies, self._unknown
-        )
-        self._tokens = TokenizerRoutes(
-            models, engine.limit, self._bodies, self._unknown
-        )
+        self.embedding = EmbeddingRoutes(models, engine.limit, self._reader)
+        self._tokens = TokenizerRoutes(models, engine.limit, self._reader)
         self._thread: EngineThread | None = None
         self._requests: RunningRequests | None = None
 
@@ -199,17 +189,13 @@ class ServerApplication:
     # Adapters
 
     async def _load(self, request: HttpRequest) -> Response:
-        body = openai_requests.read_body(await self._bodies.read(request))
-        names = check_known(body, ("lora_name", "lora_path"), {})
-        self._unknown.note(names, client_of(request))
+        body = await self._reader.fields(request, ("lora_name", "lora_path"))
         name, path = body.text("lora_name"), body.text("lora_path")
         await self.models.load(self.thread, name, path)
         return PlainTextResponse(f"adapter {shown(name)} is loaded")
 
     async def _unload(self, request: HttpRequest) -> Response:
-        body = openai_requests.read_body(await self._bodies.read(request))
-        names = check_known(body, ("lora_name", "lora_int_id"), {})
-        self._unknown.note(names, client_of(request))
+        body = await self._reader.fields(request, ("lora_name", "lora_int_id"))
         name = body.text("lora_name")
         await self.models.unload(self.thread, name)
         return PlainTextResponse(f"adapter {shown(name)} is unloaded")

@@ -12,12 +12,12 @@ from starlette.responses import Response
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.typed_json import JsonObject
-from prompt_tuning.server.event_stream import BodyReader, json_response, unless_gone
+from prompt_tuning.server.event_stream import json_response, unless_gone
 from prompt_tuning.server.fair_workers import FairWorkers
 from prompt_tuning.server.generation_routes import GONE
-from prompt_tuning.server.openai_requests import check_tokens, read_body, read_prompts
-from prompt_tuning.server.request_fields import UnknownFields, check_known
-from prompt_tuning.server.running_requests import client_of
+from prompt_tuning.server.openai_requests import check_tokens, read_prompts
+from prompt_tuning.server.request_fields import CHANGING
+from prompt_tuning.server.running_requests import RequestReader, client_of
 from prompt_tuning.server.served_models import ServedModels
 from prompt_tuning.server.server_limits import MAXIMUM_INPUTS, WAITING_EMBEDDINGS
 from prompt_tuning.texts.text_embeddings import Pooling, embed_ids
@@ -50,15 +50,8 @@ class EmbeddingBody(NamedTuple):
 class EmbeddingRoutes:
     """Answers requests for embeddings, one text after the other."""
 
-    def __init__(
-        self,
-        models: ServedModels,
-        limit: int,
-        bodies: BodyReader,
-        unknown: UnknownFields,
-    ):
-        self._models, self._limit = models, limit
-        self._bodies, self._unknown = bodies, unknown
+    def __init__(self, models: ServedModels, limit: int, reader: RequestReader):
+        self._models, self._limit, self._reader = models, limit, reader
         self._workers = FairWorkers("embeddings", 1, WAITING_EMBEDDINGS)
 
     @property
@@ -68,9 +61,8 @@ class EmbeddingRoutes:
 
     async def embed(self, request: HttpRequest) -> Response:
         """Answers `/v1/embeddings`."""
-        values, client = read_body(await self._bodies.read(request)), client_of(request)
-        self._unknown.note(check_known(values, FIELDS), client)
-        answer = self._answer(read_embedding(values), client)
+        values = await self._reader.fields(request, FIELDS, CHANGING)
+        answer = self._answer(read_embedding(values), client_of(request))
         content = await unless_gone(request.receive, answer)
         if content is None:
             return Response(status_code=GONE)

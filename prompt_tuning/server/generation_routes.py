@@ -32,8 +32,7 @@ from prompt_tuning.server.openai_answers import (
     CompletionFormat,
 )
 from prompt_tuning.server.openai_requests import CommonBody, CompletionBody
-from prompt_tuning.server.request_fields import UnknownFields
-from prompt_tuning.server.running_requests import client_of
+from prompt_tuning.server.running_requests import RequestReader, client_of
 from prompt_tuning.server.served_models import ServedModels
 from prompt_tuning.server.structured_outputs import has_constraint
 
@@ -56,11 +55,10 @@ class GenerationRoutes:
         engine: DecodingEngine,
         settings: server_limits.ServerSettings,
         thread: Callable[[], EngineThread],
-        bodies: event_stream.BodyReader,
-        unknown: UnknownFields,
+        reader: RequestReader,
     ):
         self._models, self._engine, self._settings = models, engine, settings
-        self._thread, self._bodies, self._unknown = thread, bodies, unknown
+        self._thread, self._reader = thread, reader
         self._beams = BeamSearches(settings.queue_length)
         self.constraints = FairWorkers(
             "compiling constraints",
@@ -75,7 +73,7 @@ class GenerationRoutes:
 
     async def complete(self, request: HttpRequest) -> Response:
         """Answers `/v1/completions`."""
-        content, client = await self._bodies.read(request), client_of(request)
+        content, client = await self._reader.bodies.read(request), client_of(request)
         return await self._respond(request, self._read_completion(content, client))
 
     async def _read_completion(self, content: bytes, client: str) -> "_Work":
@@ -112,7 +110,7 @@ class GenerationRoutes:
 
     async def chat(self, request: HttpRequest) -> Response:
         """Answers `/v1/chat/completions`."""
-        content, client = await self._bodies.read(request), client_of(request)
+        content, client = await self._reader.bodies.read(request), client_of(request)
         return await self._respond(request, self._read_chat(content, client))
 
     async def _read_chat(self, content: bytes, client: str) -> "_Work":
@@ -163,7 +161,7 @@ class GenerationRoutes:
         if body.sampling.n > most:
             raise InputError(f"n is {body.sampling.n}, expected 1 to {most}")
         adapter = self._models.adapter(body.model)
-        self._unknown.note(body.unknown, client)
+        self._reader.unknown.note(body.unknown, client)
         return adapter
 
     def _common(

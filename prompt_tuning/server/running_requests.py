@@ -3,17 +3,21 @@
 import asyncio
 import hashlib
 import hmac
+import types
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from starlette.datastructures import Headers
 from starlette.requests import Request as HttpRequest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from prompt_tuning.core.typed_json import JsonObject
 from prompt_tuning.server.engine_thread import STOPPING
-from prompt_tuning.server.event_stream import error_response
+from prompt_tuning.server.event_stream import BodyReader, error_response
 from prompt_tuning.server.http_server import is_loopback
+from prompt_tuning.server.openai_requests import read_body
+from prompt_tuning.server.request_fields import Changing, UnknownFields, check_known
 from prompt_tuning.server.server_limits import RequestError
 
 OPEN_PATHS = ("/", "/health")
@@ -120,6 +124,29 @@ class RunningRequests:
 async def _refuse(scope: Scope, receive: Receive, send: Send) -> None:
     problem = RequestError(STOPPING, 503, "server_error")
     await error_response(problem)(scope, receive, send)
+
+
+class RequestReader:
+    """Reads requests within a common memory limit, and logs their unknown fields.
+
+    Attributes:
+      bodies: reads their bodies.
+      unknown: logs unknown fields.
+    """
+
+    def __init__(self):
+        self.bodies, self.unknown = BodyReader(), UnknownFields()
+
+    async def fields(
+        self,
+        request: HttpRequest,
+        known: Sequence[str],
+        changing: Mapping[str, Changing] = types.MappingProxyType({}),
+    ) -> JsonObject:
+        """Returns the body of a request with some known fields; see `check_known`."""
+        body = read_body(await self.bodies.read(request))
+        self.unknown.note(check_known(body, known, changing), client_of(request))
+        return body
 
 
 def client_of(request: HttpRequest) -> str:

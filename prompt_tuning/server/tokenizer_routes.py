@@ -9,9 +9,8 @@ from starlette.routing import Route
 from prompt_tuning.data.text.chat_templates import chat_template_of, has_chat_template
 from prompt_tuning.decoding.detokenizer import token_name
 from prompt_tuning.server import openai_requests
-from prompt_tuning.server.event_stream import BodyReader, json_response
-from prompt_tuning.server.request_fields import UnknownFields, check_known
-from prompt_tuning.server.running_requests import client_of
+from prompt_tuning.server.event_stream import json_response
+from prompt_tuning.server.running_requests import RequestReader, client_of
 from prompt_tuning.server.served_models import ServedModels
 from prompt_tuning.version import __version__
 
@@ -22,15 +21,8 @@ DETOKENIZE = ("model", "tokens")
 class TokenizerRoutes:
     """Answers requests about tokens."""
 
-    def __init__(
-        self,
-        models: ServedModels,
-        limit: int,
-        bodies: BodyReader,
-        unknown: UnknownFields,
-    ):
-        self._models, self._limit = models, limit
-        self._bodies, self._unknown = bodies, unknown
+    def __init__(self, models: ServedModels, limit: int, reader: RequestReader):
+        self._models, self._limit, self._reader = models, limit, reader
 
     def routes(self) -> list[Route]:
         """Returns the routes."""
@@ -43,8 +35,7 @@ class TokenizerRoutes:
         ]
 
     async def _read(self, request: HttpRequest, known: tuple[str, ...]) -> Any:
-        body = openai_requests.read_body(await self._bodies.read(request))
-        self._unknown.note(check_known(body, known, {}), client_of(request))
+        body = await self._reader.fields(request, known)
         self._models.adapter(body.text("model", None))
         return body
 

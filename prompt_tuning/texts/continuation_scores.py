@@ -6,7 +6,6 @@ from typing import NamedTuple
 import numpy as np
 
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.decoding.continue_requests import run_in_order
 from prompt_tuning.decoding.continue_rows import runs_in_slots
 from prompt_tuning.decoding.decoding_engine import DecodingEngine
 from prompt_tuning.decoding.request import Completion, Request
@@ -15,6 +14,7 @@ from prompt_tuning.decoding.row_checks import check_rows
 from prompt_tuning.decoding.sampling_settings import Sampling
 from prompt_tuning.evaluation.ranking import score_candidates
 from prompt_tuning.models.scoring import label_losses
+from prompt_tuning.texts.continue_requests import run_in_order
 from prompt_tuning.texts.loaded_adapter import LoadedAdapter
 from prompt_tuning.texts.texts import Texts
 

@@ -17,7 +17,6 @@ from prompt_tuning.data.chat_encoder import ChatEncoder, first_turn, open_chat_e
 from prompt_tuning.data.rows.line_formats import FormatChoice
 from prompt_tuning.data.text.conversations import answers_of
 from prompt_tuning.data.text.message_forms import Message
-from prompt_tuning.decoding.continue_requests import run_in_order
 from prompt_tuning.decoding.continue_rows import CHUNK, TOGETHER
 from prompt_tuning.decoding.decoding_engine import DecodingEngine
 from prompt_tuning.decoding.request import Completion, Request
@@ -26,6 +25,7 @@ from prompt_tuning.decoding.resident_adapters import MAXIMUM_TEXTS
 from prompt_tuning.decoding.sampling_settings import Sampling
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.texts import text_study
+from prompt_tuning.texts.continue_requests import run_in_order
 
 SLOTS = 64
 """Number of rows that are written together."""

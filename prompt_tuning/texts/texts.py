@@ -1,6 +1,7 @@
 """A model that reads texts and conversations, and continues them."""
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -19,7 +20,6 @@ from prompt_tuning.data.text.template_renderer import ChatRecord
 from prompt_tuning.data.text.tokenizers import Tokenizer
 from prompt_tuning.decoding.adapter_table import frozen_parameters
 from prompt_tuning.decoding.beam_search import search_beams
-from prompt_tuning.decoding.continue_requests import continue_requests, stream_text
 from prompt_tuning.decoding.continue_rows import runs_in_slots
 from prompt_tuning.decoding.decoding_engine import DecodingEngine
 from prompt_tuning.decoding.prompt_prefixes import prompt_prefixes
@@ -34,6 +34,7 @@ from prompt_tuning.decoding.row_checks import (
 from prompt_tuning.models.build import frozen_graph
 from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
 from prompt_tuning.pretrained.text_encoding import TextEncoding
+from prompt_tuning.texts.continue_requests import continue_requests, stream_text
 from prompt_tuning.texts.loaded_adapter import LoadedAdapter
 from prompt_tuning.texts.text_settings import TextSettings, default_new_tokens
 from prompt_tuning.tuned.adapter_texts import check_same_tokenizer, text_encoding_of
@@ -293,26 +294,13 @@ class Texts:
         settings = settings or TextSettings()
         if settings.beams is not None:
             return self._search(requests, settings)
-        adapter, slots = self.find(), settings.slots
-        return continue_requests(
-            requests,
-            adapter.model,
-            adapter.parameters,
-            adapter.key,
-            lambda: self.engine(slots),
-            slots,
-        )
+        slots = settings.slots
+        engine = functools.partial(self.engine, slots)
+        return continue_requests(requests, self.find(), engine, slots)
 
     def stream(self, request: Request) -> Iterator[str]:
         """Yields the text that continues a request, piece by piece."""
-        adapter = self.find()
-        return stream_text(
-            request,
-            adapter.model,
-            adapter.parameters,
-            adapter.key,
-            lambda: self.engine(1),
-        )
+        return stream_text(request, self.find(), lambda: self.engine(1))
 
     def _search(
         self, requests: Iterable[Request], settings: TextSettings

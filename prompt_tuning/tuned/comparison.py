@@ -9,7 +9,6 @@ import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-import jax
 from jaxtyping import Array, Key
 
 from prompt_tuning.config.run import Run
@@ -28,7 +27,7 @@ from prompt_tuning.evaluation.retrieval import RetrievalEvaluator
 from prompt_tuning.losses.context_distillation import ContextDistillation
 from prompt_tuning.losses.contrastive import Contrastive
 from prompt_tuning.losses.objective import ObjectiveConfig
-from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
+from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.pretrained.tuning import Tuning
 from prompt_tuning.prompts.initializers import Vocabulary
 from prompt_tuning.prompts.placement import TEMPLATE
@@ -42,7 +41,7 @@ from prompt_tuning.training.objective_data import (
     held_out_preferences,
     load_learned,
 )
-from prompt_tuning.tuned.load_tuned import load_tuned
+from prompt_tuning.tuned.load_tuned import load_tuned, open_with
 
 NO_PROMPT = "no prompt"
 
@@ -185,9 +184,7 @@ def measure_each(
 def open_frozen(run: Run, placement: Position | None = None) -> PromptedModel:
     """Opens the frozen model alone; with a template placement it reads its rows."""
     prompting = None if placement is None else Prompting(placement=placement)
-    tuning = Tuning(prompting=prompting)
-    key = jax.random.key(run.seed)
-    return open_pretrained(run.model, tuning, key=key, mesh=run.inference_mesh)
+    return open_with(run, Tuning(prompting=prompting))
 
 
 def _frozen(run: Run, evaluation: Evaluation, name: str) -> PlannedModel:
@@ -253,8 +250,7 @@ def _open_after_text(
         )
 
     tuning = Tuning(prompt=embed, prompting=Prompting(placement=placement))
-    key = jax.random.key(run.seed)
-    return open_pretrained(run.model, tuning, key=key, mesh=run.inference_mesh)
+    return open_with(run, tuning)
 
 
 def _template(data: DataSource, text: str) -> str:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Key
@@ -25,10 +24,11 @@ from prompt_tuning.decoding.continue_rows import continue_rows
 from prompt_tuning.decoding.row_checks import check_rows
 from prompt_tuning.decoding.sampling_settings import Sampling
 from prompt_tuning.evaluation import ranking
-from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
+from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.pretrained.tuning import PromptPair, Tuning
 from prompt_tuning.prompts.initializers import Vocabulary
 from prompt_tuning.prompts.soft import StackedPrompts
+from prompt_tuning.tuned.load_tuned import open_with
 
 Rows = list[list[int]]
 Vote = Callable[[Int[np.ndarray, "k"], Float[np.ndarray, "k C"]], int]
@@ -98,9 +98,7 @@ def open_ensemble(run: Run, files: Sequence[Path]) -> tuple[PromptedModel, Param
         return StackedPrompts(jnp.asarray(vectors))
 
     tuning = Tuning(prompt=stack, prompting=run.tuning.prompting)
-    model = open_pretrained(
-        run.model, tuning, key=jax.random.key(run.seed), mesh=run.inference_mesh
-    )
+    model = open_with(run, tuning)
     return model, model.read_parameters()
 
 

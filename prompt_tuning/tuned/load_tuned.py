@@ -12,10 +12,11 @@ from prompt_tuning.checkpoints.run_store.orbax_arrays import Leaf
 from prompt_tuning.config.run import Run
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import Parameters
+from prompt_tuning.decoding.prompt_prefixes import is_added
 from prompt_tuning.pretrained.frozen_fingerprint import fingerprint
 from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
 from prompt_tuning.pretrained.source import open_checkpoint
-from prompt_tuning.pretrained.tuning import rebuild_tuning
+from prompt_tuning.pretrained.tuning import Tuning, rebuild_tuning
 from prompt_tuning.pretrained.weight_storage import HOST
 from prompt_tuning.processes.group import run_on_first
 from prompt_tuning.training.run_directory import check_model
@@ -47,9 +48,7 @@ def load_tuned(
     """
     if prompt_file is not None:
         return _load_other(run, prompt_file, reuse)
-    model = open_pretrained(
-        run.model, run.tuning, key=jax.random.key(run.seed), mesh=run.inference_mesh
-    )
+    model = open_with(run, run.tuning)
     trained = _read_trained(run, model)
     if run.model.trained_weights == HOST:
         storage = model.weight_storage.with_trained(trained, model.plan)
@@ -60,6 +59,12 @@ def load_tuned(
         frozen = {p: leaf for p, leaf in everything.items() if p not in trained}
         check_model(Path(run.directory), fingerprint(frozen, model.placement))
     return model, parameters | model.put(trained)
+
+
+def open_with(run: Run, tuning: Tuning) -> PromptedModel:
+    """Opens a run's frozen model with other prompts and adapters."""
+    key = jax.random.key(run.seed)
+    return open_pretrained(run.model, tuning, key=key, mesh=run.inference_mesh)
 
 
 def load_trained(run: Run, model: PromptedModel) -> Parameters:
@@ -73,12 +78,12 @@ def load_trained(run: Run, model: PromptedModel) -> Parameters:
 
 def _read_trained(run: Run, model: PromptedModel) -> dict[str, Leaf]:
     """Reads the run's trained parameters; none if only the model is requested."""
-    bare = not any(map(_is_added, model.plan.abstract))
+    bare = not any(map(is_added, model.plan.abstract))
     if bare and not (run.directory and steps_in(Path(run.directory) / FOLDER)):
         return {}
     checkpoint = best_checkpoint(run)
     source = read_source(checkpoint, model.config)
-    if bare and any(map(_is_added, source.leaves)):
+    if bare and any(map(is_added, source.leaves)):
         return {}
     _check_leaves(str(checkpoint), source.leaves, model)
     source.check_scalings(model.loras)
@@ -92,16 +97,14 @@ def _load_other(
     tuning = run.tuning
     config = open_checkpoint(run.model)[0]
     source = read_source(path, config, run.model)
-    if tuning.is_empty and any(map(_is_added, source.leaves)):
+    if tuning.is_empty and any(map(is_added, source.leaves)):
         tuning = rebuild_tuning(source.adapter, config, run.prompting)
-    model = open_pretrained(
-        run.model, tuning, key=jax.random.key(run.seed), mesh=run.inference_mesh
-    )
+    model = open_with(run, tuning)
     check_same_tokenizer(path, model.tokenizer)
     abstract = model.plan.abstract
     source = source.with_model_path(abstract)
     _check_leaves(str(path), source.leaves, model)
-    missing = [p for p in abstract if _is_added(p) and p not in source.leaves]
+    missing = [p for p in abstract if is_added(p) and p not in source.leaves]
     if missing:
         raise InputError(
             f"{path} contains {', '.join(source.leaves)} and nothing for "
@@ -122,7 +125,7 @@ def _check_leaves(
         if path in abstract:
             check_shape(origin, path, leaf, abstract[path])
             continue
-        added = [other for other in abstract if _is_added(other)]
+        added = [other for other in abstract if is_added(other)]
         raise InputError(
             f"{origin} contains {path} of shape {leaf.shape}, but the model has no "
             "such parameter; in addition to the frozen ones it has "
@@ -130,10 +133,6 @@ def _check_leaves(
             "Run.prompt, Run.decoder_prompt and Run.adapters to match it, or to None, "
             "None and () for the frozen model alone or with another adapter's file"
         )
-
-
-def _is_added(path: str) -> bool:
-    return "/prompt/" in path or "/adapters/" in path
 
 
 def best_checkpoint(run: Run) -> Path:

@@ -8,6 +8,7 @@ from prompt_tuning.checkpoints.run_store import checkpoint_files
 from prompt_tuning.checkpoints.run_store.checkpoint_names import FOLDER, steps_in
 from prompt_tuning.checkpoints.run_store.checkpoint_selection import best_step
 from prompt_tuning.config.run import Run
+from prompt_tuning.decoding.prompt_prefixes import is_added
 
 
 def where_trained(run: Run, trained: Mapping[str, Any]) -> str:
@@ -18,8 +19,7 @@ def where_trained(run: Run, trained: Mapping[str, Any]) -> str:
     step = max(steps_in(folder)) if step is None else step
     count = sum(leaf.size for leaf in trained.values())
     stored = sum(leaf.nbytes for leaf in trained.values())
-    added = all("/prompt/" in x or "/adapters/" in x for x in trained)
-    what = "adapter" if added else "trained parameters"
+    what = "adapter" if all(map(is_added, trained)) else "trained parameters"
     return (
         f"{what}: {folder / f'checkpoint_{step}'} ({count:,} parameters, "
         f"{readable_size(stored)})"

@@ -26,11 +26,7 @@ def read_ia3(
 ) -> Arrays:
     """Returns our parameters; layers without an adapter get ones.
 
-    Args:
-      tensors: PEFT's tensors.
-      names: name in `tensors` of each adapted module, by the module's full name.
-      known: projections of the model, by path.
-      source: origin of the adapter, for messages.
+    Arguments are as in `lora.read_lora`.
 
     Raises:
       InputError: if a shape does not fit the projection, or the wrong side is scaled.

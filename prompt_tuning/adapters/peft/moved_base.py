@@ -43,12 +43,8 @@ def as_plain_lora(
 ) -> AdapterFolder:
     """Returns the plain LoRA of twice the rank that computes the same.
 
-    Args:
-      folder: a LoRA for which `moves_base` holds.
-      names: name in the file of each adapted module, by the module's full name.
-      known: projections of the model, by path.
-      source: origin of the adapter, for messages.
-      frozen: reads the model's weights; None if they are not available.
+    `folder` is a LoRA for which `moves_base` holds; `frozen` reads the model's weights,
+    or is None if they are not available. Other arguments are as in `lora.read_lora`.
 
     Raises:
       InputError: if the weights are not available, are quantized, or have other shapes.

@@ -38,27 +38,25 @@ SIZES = (
 MODULES = ("exclude_modules", "feedforward_modules", "target_modules")
 TEXTS = ("base_model_name_or_path", "revision", "task_type")
 
+
+def _unset(*names: str) -> dict[str, None]:
+    """Returns settings that are None by default."""
+    return dict.fromkeys(names)
+
+
 _COMMON: dict[str, Any] = {
-    "auto_mapping": None,
-    "base_model_name_or_path": None,
+    **_unset("auto_mapping", "base_model_name_or_path", "modules_to_save"),
+    **_unset("revision", "task_type"),
     "inference_mode": True,
-    "modules_to_save": None,
     "peft_version": "0.21.2",
-    "revision": None,
-    "task_type": None,
 }
-_PROMPT_LEARNING = _COMMON | {
-    "num_attention_heads": None,
-    "num_layers": None,
-    "num_transformer_submodules": None,
-    "num_virtual_tokens": None,
-    "token_dim": None,
-}
+_PROMPT_LEARNING = _COMMON | _unset(
+    *("num_attention_heads", "num_layers", "num_transformer_submodules"),
+    *("num_virtual_tokens", "token_dim"),
+)
 _PROMPT_TUNING = _PROMPT_LEARNING | {
+    **_unset("prompt_tuning_init_text", "tokenizer_kwargs", "tokenizer_name_or_path"),
     "prompt_tuning_init": "RANDOM",
-    "prompt_tuning_init_text": None,
-    "tokenizer_kwargs": None,
-    "tokenizer_name_or_path": None,
 }
 DEFAULTS: dict[str, dict[str, Any]] = {
     "PROMPT_TUNING": _PROMPT_TUNING,
@@ -66,14 +64,12 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "CARTRIDGE": _PROMPT_LEARNING | {"num_frozen_tokens": 1},
     "CPT": _PROMPT_LEARNING
     | {
-        "cpt_mask": None,
-        "cpt_token_ids": None,
-        "cpt_tokens_type_mask": None,
+        **_unset("cpt_mask", "cpt_token_ids", "cpt_tokens_type_mask"),
+        **_unset("tokenizer_name_or_path"),
         "opt_loss_decay_factor": 1.0,
         "opt_projection_epsilon": 0.1,
         "opt_projection_format_epsilon": 0.1,
         "opt_weighted_loss_type": "none",
-        "tokenizer_name_or_path": None,
     },
     "PREFIX_TUNING": _PROMPT_LEARNING
     | {"encoder_hidden_size": None, "init_weights": None, "prefix_projection": False},
@@ -86,49 +82,36 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "IA3": _COMMON
     | {
-        "exclude_modules": None,
+        **_unset("exclude_modules", "feedforward_modules", "target_modules"),
         "fan_in_fan_out": False,
-        "feedforward_modules": None,
         "init_ia3_weights": True,
-        "target_modules": None,
     },
     "TRAINABLE_TOKENS": _COMMON
     | {"init_weights": True, "target_modules": None, "token_indices": []},
     "LORA": _COMMON
     | {
-        "alora_invocation_tokens": None,
+        **_unset("alora_invocation_tokens", "arrow_config", "corda_config"),
+        **_unset("eva_config", "exclude_modules", "kasa_config", "layer_replication"),
+        **_unset("layers_pattern", "layers_to_transform", "lora_ga_config"),
+        **_unset("megatron_config", "monteclora_config", "target_modules"),
+        **_unset("target_parameters", "trainable_token_indices", "use_bdlora"),
+        **_unset("velora_config"),
         "alpha_pattern": {},
-        "arrow_config": None,
         "bias": "none",
-        "corda_config": None,
         "ensure_weight_tying": False,
-        "eva_config": None,
-        "exclude_modules": None,
         "fan_in_fan_out": False,
         "init_lora_weights": True,
-        "kasa_config": None,
-        "layer_replication": None,
-        "layers_pattern": None,
-        "layers_to_transform": None,
         "loftq_config": {},
         "lora_alpha": 8,
         "lora_bias": False,
         "lora_dropout": 0.0,
-        "lora_ga_config": None,
-        "megatron_config": None,
         "megatron_core": "megatron.core",
-        "monteclora_config": None,
         "qalora_group_size": 16,
         "r": 8,
         "rank_pattern": {},
-        "target_modules": None,
-        "target_parameters": None,
-        "trainable_token_indices": None,
-        "use_bdlora": None,
         "use_dora": False,
         "use_qalora": False,
         "use_rslora": False,
-        "velora_config": None,
     },
 }
 # For each setting, the value that changes nothing, and why others are not supported.

@@ -32,11 +32,7 @@ def check_selection(
 ) -> None:
     """Warns of selected modules without tensors; they stay as in the base model.
 
-    Args:
-      settings: settings of the adapter.
-      names: name in the file of each adapted module, by the module's full name.
-      known: projections of the model, by path.
-      source: origin of the adapter, for messages.
+    Arguments are as in `lora.read_lora`.
 
     Raises:
       InputError: if the file has tensors of modules that are not selected.

@@ -10,14 +10,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.core.status_line import status
 from prompt_tuning.decoding.continue_rows import continue_rows, runs_in_slots
 from prompt_tuning.decoding.decoding_engine import DecodingEngine
 from prompt_tuning.decoding.request import Completion, Piece, Request, RequestHandle
 from prompt_tuning.decoding.row_encoding import decode_continuations
 from prompt_tuning.decoding.sampling_settings import Sampling
-from prompt_tuning.pretrained.prompted_model import PromptedModel
+from prompt_tuning.texts.loaded_adapter import LoadedAdapter
 
 BATCHES = 8
 """Number of batches whose rows are sorted by length together."""
@@ -25,46 +24,37 @@ BATCHES = 8
 
 def continue_requests(
     requests: Iterable[Request],
-    model: PromptedModel,
-    parameters: Parameters,
-    own: str | None,
+    own: LoadedAdapter,
     engine: Callable[[], DecodingEngine],
     batch_size: int,
 ) -> Iterator[list[Completion]]:
     """Yields the completions of each request, in order.
 
-    `own` is the engine's name for the model's own adapter; None if it has none.
-    `engine` opens an engine with the adapters of all requests; `batch_size` applies
-    when there is no engine.
+    `own` is the model with what its run trained. `engine` opens an engine with the
+    adapters of all requests; `batch_size` applies when there is no engine.
 
     Raises:
       InputError: if a request cannot be continued, or needs an engine that the model
         does not support.
     """
-    if runs_in_slots(model):
+    if runs_in_slots(own.model):
         yield from run_in_order(engine(), requests)
         return
     for sampling, equal in itertools.groupby(requests, lambda each: each.sampling):
         while part := list(itertools.islice(equal, BATCHES * batch_size)):
-            rows = _own_rows(part, own)
-            completions = _in_batches(rows, model, parameters, sampling, batch_size)
-            yield from ([each] for each in completions)
+            for completion in _in_batches(part, own, sampling, batch_size):
+                yield [completion]
 
 
 def stream_text(
-    request: Request,
-    model: PromptedModel,
-    parameters: Parameters,
-    own: str | None,
-    engine: Callable[[], DecodingEngine],
+    request: Request, own: LoadedAdapter, engine: Callable[[], DecodingEngine]
 ) -> Iterator[str]:
     """Yields the text of one request: piece by piece with an engine, otherwise whole.
 
     Arguments and errors are as in `continue_requests`.
     """
-    if not runs_in_slots(model):
-        arguments = ([request], model, parameters, own, engine, 1)
-        ((completion,),) = continue_requests(*arguments)
+    if not runs_in_slots(own.model):
+        ((completion,),) = continue_requests([request], own, engine, 1)
         yield completion.text
         return
     pieces = stream_request(engine(), request)
@@ -75,37 +65,28 @@ def stream_text(
             yield piece.text
 
 
-def _own_rows(
-    requests: Sequence[Request], own: str | None
-) -> list[tuple[Sequence[int], int | None]]:
+def _in_batches(
+    requests: Sequence[Request], own: LoadedAdapter, sampling: Sampling, batch_size: int
+) -> Iterator[Completion]:
+    """Yields the completion of each request for the model's own adapter."""
+    rows = []
     for request in requests:
-        if request.adapter != own or request.ids is None or request.shares:
+        if request.adapter != own.key or request.ids is None or request.shares:
             raise InputError(
                 "on a mesh and with streamed weights, rows are token ids for the model "
                 "as it was trained: leave out adapters, embeddings and shared texts"
             )
-    return [(request.ids or (), request.prompt_id) for request in requests]
-
-
-def _in_batches(
-    given: Sequence[tuple[Sequence[int], int | None]],
-    model: PromptedModel,
-    parameters: Parameters,
-    sampling: Sampling,
-    batch_size: int,
-) -> Iterator[Completion]:
-    """Yields the completion of each row, given by its ids and prompt."""
-    rows = [ids for ids, _ in given]
-    prompts = [prompt for _, prompt in given if prompt is not None]
+        rows.append(request.ids)
+    prompts = [x.prompt_id for x in requests if x.prompt_id is not None]
     new = continue_rows(
-        model,
-        parameters,
+        own.model,
+        own.parameters,
         rows,
         sampling,
         batch_size=batch_size,
         prompt_ids=prompts or None,
     )
-    texts = decode_continuations(model, rows, new)
+    texts = decode_continuations(own.model, rows, new)
     for row, ids, text in zip(rows, new, texts, strict=True):
         ended = len(ids) < sampling.new_tokens
         yield Completion(
