@@ -6,14 +6,11 @@ from typing import Literal
 import jax
 from jaxtyping import Array, Float
 
-from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.field_checks import check_fields
 from prompt_tuning.core.number_ranges import PositiveNumber, ShareBelowOne
-from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.losses import preference
-from prompt_tuning.losses.objective import ObjectiveConfig, OpenTeacher, TeacherModel
-from prompt_tuning.losses.output_head import AnyHead
+from prompt_tuning.losses.objective import ObjectiveConfig, OpenTeacher
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,17 +104,7 @@ class ReferencedDPO(preference.PreferenceObjective):
     """
 
     settings: DPO
-    reference: TeacherModel | preference.StoredReference | None
-
-    def scores(
-        self,
-        hidden: Float[Array, "R m D"],
-        head: AnyHead,
-        batch: Batch,
-        parameters: Parameters | None,
-    ) -> preference.AnswerScores:
-        """Computes the log-ratios of the answers' probabilities."""
-        return preference.log_ratios(self.reference, hidden, head, batch, parameters)
+    reference: preference.Reference | None
 
     def pair_losses(
         self, scores: preference.AnswerScores

@@ -15,7 +15,7 @@ from prompt_tuning.losses.output_head import AnyHead
 from prompt_tuning.losses.preference import (
     IN_STEP,
     AnswerObjective,
-    StoredReference,
+    Reference,
     log_ratios,
     open_reference,
 )
@@ -85,7 +85,7 @@ class ReferencedKTO(AnswerObjective):
     """
 
     settings: KTO
-    reference: objective.TeacherModel | StoredReference | None
+    reference: Reference | None
 
     def outcomes(
         self,

@@ -33,6 +33,9 @@ class StoredReference(NamedTuple):
     model: objective.TeacherModel
 
 
+Reference = objective.TeacherModel | StoredReference
+
+
 class AnswerScores(NamedTuple):
     """Log-probabilities of both answers of each example, in nats.
 
@@ -111,23 +114,18 @@ class AnswerObjective(objective.Objective):
 
 
 class PreferenceObjective(AnswerObjective):
-    """An objective that compares the two answers of each pair."""
+    """An objective that compares the two answers of each pair.
+
+    Attributes:
+      reference: the model whose probabilities theirs are divided by, or None.
+    """
+
+    reference: "Reference | None" = None
 
     @property
     def compares_answers(self) -> bool:
         """True: data have a chosen and a rejected answer to each prompt."""
         return True
-
-    def scores(
-        self,
-        hidden: Float[Array, "R m D"],
-        head: AnyHead,
-        batch: Batch,
-        parameters: Parameters | None,
-    ) -> AnswerScores:
-        """Computes the scores to compare: the answers' log-probabilities."""
-        del parameters
-        return score_answers(hidden, head, batch)
 
     @abc.abstractmethod
     def pair_losses(
@@ -143,12 +141,11 @@ class PreferenceObjective(AnswerObjective):
         parameters: Parameters | None,
     ) -> tuple[Float[Array, "E"], Float[Array, "E"]]:
         """Returns the loss of each pair, and the lead of its chosen answer."""
-        return self.pair_losses(self.scores(hidden, head, batch, parameters))
+        ratios = log_ratios(self.reference, hidden, head, batch, parameters)
+        return self.pair_losses(ratios)
 
 
-def open_reference(
-    kind: str, open_teacher: objective.OpenTeacher
-) -> objective.TeacherModel | StoredReference | None:
+def open_reference(kind: str, open_teacher: objective.OpenTeacher) -> Reference | None:
     """Opens a reference.
 
     `kind` is `IN_STEP` or `PRECOMPUTED` for the frozen model, `NONE`, or a run's
@@ -162,7 +159,7 @@ def open_reference(
 
 
 def log_ratios(
-    reference: objective.TeacherModel | StoredReference | None,
+    reference: Reference | None,
     hidden: Float[Array, "R m D"],
     head: AnyHead,
     batch: Batch,

@@ -66,6 +66,10 @@ class DeepPrompt(InputPrompt):
     ):
         first = initial_vectors(key, vocabulary, length, initializer)
         layers = vocabulary.stack_for(type(self).__name__).layers
+        self._declare(first, layers)
+
+    def _declare(self, first: Float[Array, "P D"], layers: int) -> None:
+        """Declares the parameters, which start at the same vectors in every block."""
         initial = jnp.broadcast_to(first, (layers, *first.shape))
         self.prompt = nnx.Param(initial, axes=DEEP_AXES)
 
@@ -123,16 +127,7 @@ class AddedDeepPrompt(DeepPrompt):
 
     form = StoredForm(ADDED_DEEP, {"prompt": "P D", "added": "later P D"})
 
-    def __init__(
-        self,
-        key: Key[Array, ""],
-        vocabulary: Vocabulary,
-        *,
-        length: AxisLength,
-        initializer: Initializer | None = None,
-    ):
-        first = initial_vectors(key, vocabulary, length, initializer)
-        layers = vocabulary.stack_for(type(self).__name__).layers
+    def _declare(self, first: Float[Array, "P D"], layers: int) -> None:
         self.prompt = nnx.Param(first, axes=("prompt", "prompt_embed"))
         self.added = nnx.Param(jnp.zeros((layers - 1, *first.shape)), axes=DEEP_AXES)
 
