@@ -43,10 +43,7 @@ def with_defaults(adapter: Adapter) -> dict[str, Any]:
 
 
 def read_projections(
-    folder: AdapterFolder,
-    config: ModelConfig,
-    source: str,
-    frozen: FrozenReader | None = None,
+    folder: AdapterFolder, config: ModelConfig, frozen: FrozenReader | None = None
 ) -> Adapter:
     """Converts PEFT's LoRA or IA3 to ours.
 
@@ -54,6 +51,7 @@ def read_projections(
       InputError: if a module or shape does not fit the model.
     """
     known, experts = projections(config), expert_projections(config)
+    source = folder.source
     if folder.kind == LORA:
         known |= experts
     modules = set(by_module(known))
@@ -75,21 +73,18 @@ def read_projections(
             f"{shortened(given[0])}"
         )
     if folder.kind == LORA and moves_base(folder.settings):
-        folder = as_plain_lora(folder, names, known, source, frozen)
+        folder = as_plain_lora(folder, names, known, frozen)
     if folder.kind == IA3:
-        parameters, scalings = read_ia3(folder.tensors, names, known, source), {}
+        parameters, scalings = read_ia3(folder, names, known), {}
     else:
-        parameters, scalings = lora.read_lora(
-            folder.tensors, names, folder.settings, known, source
-        )
-        arguments = (folder.tensors, singles, places, folder.settings, experts, source)
-        of_singles, scalings_of_singles = lora.read_single_experts(*arguments)
-        parameters |= of_singles
-        scalings |= scalings_of_singles
+        parameters, scalings = lora.read_lora(folder, names, known)
+        of_singles = lora.read_single_experts(folder, singles, places, experts)
+        parameters |= of_singles[0]
+        scalings |= of_singles[1]
     plain = {name: given for name, given in names.items() if not is_of_experts(name)}
     if plain:
         known = {path: x for path, x in known.items() if path not in experts}
-        check_selection(folder.settings, plain, known, source)
+        check_selection(folder, plain, known)
     if unread:
         warnings.warn(
             f"{source} adapts {len(unread)} modules that texts do not pass, such as "

@@ -53,10 +53,16 @@ class AdapterFolder:
     Attributes:
       settings: all of `adapter_config.json`, including unknown keys.
       tensors: float32 arrays by PEFT's names.
+      source: origin of the adapter, for messages.
     """
 
     settings: dict[str, Any]
     tensors: dict[str, np.ndarray]
+    source: str = dataclasses.field(default="the adapter", compare=False)
+
+    def with_tensors(self, tensors: dict[str, np.ndarray]) -> "AdapterFolder":
+        """Returns the folder with other arrays."""
+        return dataclasses.replace(self, tensors=tensors)
 
     @property
     def kind(self) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Float
 
 from prompt_tuning.adapters.adapter import Arrays
+from prompt_tuning.adapters.peft.folder import AdapterFolder
 from prompt_tuning.adapters.peft.modules import Projection, by_module
 from prompt_tuning.adapters.peft.shape_checks import IA3, MODEL_PREFIX, require_tensor
 from prompt_tuning.core.errors import InputError
@@ -19,10 +20,7 @@ SCALE = "adapters/ia3/scale"
 
 
 def read_ia3(
-    tensors: Arrays,
-    names: Mapping[str, str],
-    known: Mapping[str, Projection],
-    source: str,
+    folder: AdapterFolder, names: Mapping[str, str], known: Mapping[str, Projection]
 ) -> Arrays:
     """Returns our parameters; layers without an adapter get ones.
 
@@ -39,8 +37,9 @@ def read_ia3(
         for layer, module in enumerate(projection.modules):
             if module in names:
                 name = f"{MODEL_PREFIX}{names[module]}{IA3}"
-                stored = require_tensor(tensors, name, 2, source)
-                scale[layer] = _read_part(stored, projection, f"{source}: {module}")
+                stored = require_tensor(folder.tensors, name, 2, folder.source)
+                source = f"{folder.source}: {module}"
+                scale[layer] = _read_part(stored, projection, source)
         parameters[f"{path}/{SCALE}"] = scale
     return parameters
 

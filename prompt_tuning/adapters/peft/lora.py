@@ -17,6 +17,7 @@ from jaxtyping import Float
 
 from prompt_tuning.adapters.adapter import Arrays
 from prompt_tuning.adapters.peft import peft_settings
+from prompt_tuning.adapters.peft.folder import AdapterFolder
 from prompt_tuning.adapters.peft.modules import ExpertPlace, Projection, by_module
 from prompt_tuning.adapters.peft.peft_settings import Settings
 from prompt_tuning.adapters.peft.shape_checks import (
@@ -50,11 +51,7 @@ class Factors:
 
 
 def read_lora(
-    tensors: Arrays,
-    names: Mapping[str, str],
-    settings: Settings,
-    known: Mapping[str, Projection],
-    source: str,
+    folder: AdapterFolder, names: Mapping[str, str], known: Mapping[str, Projection]
 ) -> tuple[Arrays, dict[str, float]]:
     """Returns our parameters and scalings.
 
@@ -62,11 +59,9 @@ def read_lora(
     scalings differ among layers, `b` absorbs the difference.
 
     Args:
-      tensors: PEFT's tensors.
-      names: name in `tensors` of each adapted module, by the module's full name.
-      settings: settings of the adapter.
+      folder: the adapter.
+      names: name in its tensors of each adapted module, by the module's full name.
       known: projections of the model, by path.
-      source: origin of the adapter, for messages.
 
     Raises:
       InputError: if a shape does not fit the projection.
@@ -75,7 +70,7 @@ def read_lora(
     scalings = {}
     for path, projection in known.items():
         layers = {
-            layer: _read_module(tensors, names[module], projection, settings, source)
+            layer: _read_module(folder, names[module], projection)
             for layer, module in enumerate(projection.modules)
             if module in names
         }
@@ -86,7 +81,7 @@ def read_lora(
         if not projection.experts:
             a, b = a[:, 0], b[:, 0]
         parameters |= {f"{path}/{A}": a, f"{path}/{B}": b}
-        if peft_settings.setting(settings, "use_dora"):
+        if peft_settings.setting(folder.settings, "use_dora"):
             parameters[f"{path}/{M}"] = _stack_magnitudes(layers, projection)
     return parameters, scalings
 
@@ -112,12 +107,10 @@ def _stack_factors(
 
 
 def read_single_experts(
-    tensors: Arrays,
+    folder: AdapterFolder,
     names: Mapping[str, str],
     places: Mapping[str, ExpertPlace],
-    settings: Settings,
     known: Mapping[str, Projection],
-    source: str,
 ) -> tuple[Arrays, dict[str, float]]:
     """Returns the same for experts that have their own modules.
 
@@ -127,16 +120,16 @@ def read_single_experts(
     Raises:
       InputError: if a shape does not fit the kernel, or there is DoRA.
     """
-    if names and peft_settings.setting(settings, "use_dora"):
+    if names and peft_settings.setting(folder.settings, "use_dora"):
         raise InputError(
-            f"{source} has use_dora and adapts experts ({next(iter(names))}), which is "
-            "not supported together: merge it with PEFT (merge_and_unload)"
+            f"{folder.source} has use_dora and adapts experts ({next(iter(names))}), "
+            "which is not supported together: merge it with PEFT (merge_and_unload)"
         )
     found: dict[str, list[tuple[int, slice, Factors]]] = {}
     for module, name in names.items():
         path, layer, expert = places[module]
         one = dataclasses.replace(known[path], experts=0, part=FusedPart())
-        factors = _read_module(tensors, name, one, settings, source)
+        factors = _read_module(folder, name, one)
         place = layer, slice(expert, expert + 1), factors
         found.setdefault(path, []).append(place)
     parameters: Arrays = {}
@@ -158,13 +151,8 @@ def _stack_magnitudes(
     return magnitudes
 
 
-def _read_module(
-    tensors: Arrays,
-    module: str,
-    projection: Projection,
-    settings: Settings,
-    source: str,
-) -> Factors:
+def _read_module(folder: AdapterFolder, module: str, projection: Projection) -> Factors:
+    tensors, settings, source = folder.tensors, folder.settings, folder.source
     a, b = (
         require_tensor(tensors, f"{MODEL_PREFIX}{module}{half}", 2, source)
         for half in (LORA_A, LORA_B)

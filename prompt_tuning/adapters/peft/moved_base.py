@@ -5,6 +5,7 @@ the rank, `[A; A_0]` and `[B, -B_0]`. PEFT itself makes the same one when it sav
 `path_initial_model_for_weight_conversion` (`subtract_mutated_init`).
 """
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -38,7 +39,6 @@ def as_plain_lora(
     folder: AdapterFolder,
     names: Mapping[str, str],
     known: Mapping[str, Projection],
-    source: str,
     frozen: FrozenReader | None,
 ) -> AdapterFolder:
     """Returns the plain LoRA of twice the rank that computes the same.
@@ -50,7 +50,7 @@ def as_plain_lora(
       InputError: if the weights are not available, are quantized, or have other shapes.
     """
     initial = _initial(folder.settings)
-    has = f"{source} has init_lora_weights = {initial!r}"
+    has = f"{folder.source} has init_lora_weights = {initial!r}"
     if frozen is None:
         raise InputError(
             f"{has}, whose first product is computed from the model's weights: name "
@@ -78,13 +78,14 @@ def as_plain_lora(
         first, second = _first_factors(kernel.astype("f4"), scaling, rank, initial)
         if (tensors[a].shape, tensors[b].shape) != (first.shape, second.shape):
             raise InputError(
-                f"{source}: the LoRA of {module} has shapes {tensors[a].shape} and "
-                f"{tensors[b].shape}, but the model's weights {kernel.shape}; was it "
-                "made for another model?"
+                f"{folder.source}: the LoRA of {module} has shapes {tensors[a].shape} "
+                f"and {tensors[b].shape}, but the model's weights {kernel.shape}; was "
+                "it made for another model?"
             )
         tensors[a] = np.concatenate([tensors[a], first])
         tensors[b] = np.concatenate([tensors[b], -second], axis=1)
-    return AdapterFolder(_doubled(folder.settings), tensors)
+    settings = _doubled(folder.settings)
+    return dataclasses.replace(folder, settings=settings, tensors=tensors)
 
 
 def _fused(

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from prompt_tuning.adapters.adapter import CLASSES_FOLDER, CLASSES_PATH, Adapter, Arrays
+from prompt_tuning.adapters.peft.folder import AdapterFolder
 from prompt_tuning.adapters.peft.peft_settings import (
     SAVED_HEADS,
     SEQ_CLS,
     TOKEN_CLS,
-    Settings,
 )
 from prompt_tuning.adapters.peft.shape_checks import MODEL_PREFIX
 from prompt_tuning.core.errors import InputError, shown
@@ -40,14 +40,14 @@ _OURS[DENSE_NORM] = "dense_norm"
 
 
 def split_class_head(
-    tensors: Arrays, settings: Settings, config: ModelConfig, source: str
+    folder: AdapterFolder, config: ModelConfig
 ) -> tuple[Arrays, Arrays]:
     """Splits off our parameters of a class head, if any, from the other tensors.
 
     Raises:
       InputError: if the head does not fit the model's family and width.
     """
-    task = settings.get("task_type")
+    task, tensors = folder.settings.get("task_type"), folder.tensors
     if task not in (SEQ_CLS, TOKEN_CLS):
         return {}, tensors
     layers = _layers(config, task)
@@ -73,7 +73,7 @@ def split_class_head(
         shapes = {name: x.shape for name, x in head.items()}
         wanted = {leaves[leaf]: shape for leaf, shape in expected.items()}
         raise InputError(
-            f"{source} has a head of classes {shown(shapes)}, expected one of a "
+            f"{folder.source} has a head of classes {shown(shapes)}, expected one of a "
             f"class or more and the model's width, {config.width}: {shown(wanted)}"
         )
     return {CLASSES_FOLDER + leaf: x for leaf, x in found.items()}, others

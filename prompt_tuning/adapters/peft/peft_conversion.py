@@ -86,67 +86,63 @@ def from_peft(
     """
     if folder.settings.get("task_type") == peft_settings.TOKEN_CLS:
         config = as_tagger(config)
-    head, tensors = split_class_head(folder.tensors, folder.settings, config, source)
-    adapter = _read(AdapterFolder(folder.settings, tensors), config, source, frozen)
+    folder = dataclasses.replace(folder, source=source)
+    head, tensors = split_class_head(folder, config)
+    adapter = _read(folder.with_tensors(tensors), config, frozen)
     return dataclasses.replace(adapter, parameters=adapter.parameters | head)
 
 
 def _read(
-    folder: AdapterFolder,
-    config: ModelConfig,
-    source: str,
-    frozen: FrozenReader | None,
+    folder: AdapterFolder, config: ModelConfig, frozen: FrozenReader | None
 ) -> Adapter:
     """Converts an adapter without a class head; see `from_peft`."""
-    kind, settings = folder.kind, folder.settings
+    kind, settings, source = folder.kind, folder.settings, folder.source
     if kind not in READ:
         raise InputError(
             f"{source} has peft_type {shown(kind)}, expected one of {', '.join(READ)}"
         )
     peft_settings.check_supported(settings, source)
-    _check_task(settings, config, source)
+    _check_task(folder, config)
     token_rows: Arrays = {}
     tensors = folder.tensors
     if has_token_rows(settings):
         token_rows, tensors = split_token_rows(tensors, config)
     biases, tensors = split_biases(settings, tensors)
-    tensors = without_copies(tensors, config, source, frozen)
-    _check_names(kind, tensors, source)
+    rest = without_copies(folder.with_tensors(tensors), config, frozen)
+    _check_names(rest)
     tokens = TokenIds()
     if has_token_rows(settings):
-        token_rows, tokens = read_token_rows(
-            token_rows, settings, config, source, frozen
-        )
+        trained = folder.with_tensors(token_rows)
+        token_rows, tokens = read_token_rows(trained, config, frozen)
     if kind == TOKENS:
         return Adapter(
             kind=kind, parameters=token_rows, settings=settings, tokens=tokens
         )
     if kind in (LORA, IA3):
-        rest = AdapterFolder(settings, tensors)
-        adapter = adapted_projections.read_projections(rest, config, source, frozen)
+        adapter = adapted_projections.read_projections(rest, config, frozen)
         if kind == LORA:
             token_rows |= read_biases(biases, adapter, config, source)
         parameters = adapter.parameters | token_rows
         return dataclasses.replace(adapter, parameters=parameters, tokens=tokens)
     if kind in (PREFIX, CARTRIDGE):
-        return prompts.read_prefix(tensors, settings, config, source)
-    width = tensors[EMBEDDINGS].shape[1]
+        return prompts.read_prefix(rest, config)
+    width = rest.tensors[EMBEDDINGS].shape[1]
     if width != config.width:
         raise InputError(
             f"{source} has vectors of {width} numbers, but the model's width is "
             f"{config.width}; was it trained on another model?"
         )
-    _check_model(settings, config, source)
+    _check_model(folder, config)
     prompts.check_vectors(config)
     stack = prompts.STACKS[config.architecture]
     if kind == MULTITASK:
-        return prompts.read_multitask(tensors, settings, stack, source)
-    return prompts.read_prompt_tuning(tensors, settings, stack)
+        return prompts.read_multitask(rest, stack)
+    return prompts.read_prompt_tuning(rest, stack)
 
 
-def _check_task(settings: Settings, config: ModelConfig, source: str) -> None:
+def _check_task(folder: AdapterFolder, config: ModelConfig) -> None:
     """Checks that an adapter's task fits the model's architecture."""
-    task = settings.get("task_type")
+    task = folder.settings.get("task_type")
     if task in TASKS.values() and task != TASKS[config.architecture]:
         trained, needed = (
             ("an encoder-decoder", "decoder-only")
@@ -154,12 +150,12 @@ def _check_task(settings: Settings, config: ModelConfig, source: str) -> None:
             else ("a decoder-only model", "an encoder-decoder")
         )
         raise InputError(
-            f"{source} has task_type {task}, so it was trained on {trained}, but the "
-            f"model is {needed}{_trained_on(settings)}"
+            f"{folder.source} has task_type {task}, so it was trained on {trained}, "
+            f"but the model is {needed}{_trained_on(folder.settings)}"
         )
 
 
-def _check_model(settings: Settings, config: ModelConfig, source: str) -> None:
+def _check_model(folder: AdapterFolder, config: ModelConfig) -> None:
     """Checks that prompt vectors belong to a model with the same depth and heads.
 
     Prompts of other models have the right shape if only the widths agree.
@@ -168,11 +164,12 @@ def _check_model(settings: Settings, config: ModelConfig, source: str) -> None:
     # those of the decoder's keys, which PEFT needs for prefixes.
     also = {"num_attention_heads": config.key_value_heads, "num_layers": config.layers}
     for name, expected in _describe_model(config).items():
-        number = settings.get(name)
+        number = folder.settings.get(name)
         if number not in (None, expected, also[name]):
             raise InputError(
-                f"{source} has {name} {shown(number)}, but the model has {expected}; "
-                f"was it trained on another model?{_trained_on(settings)}"
+                f"{folder.source} has {name} {shown(number)}, but the model has "
+                f"{expected}; was it trained on another model?"
+                f"{_trained_on(folder.settings)}"
             )
 
 
@@ -314,13 +311,16 @@ def _describe_model(config: ModelConfig | None) -> dict[str, Any]:
     }
 
 
-def _check_names(kind: str, tensors: Arrays, source: str) -> None:
+def _check_names(folder: AdapterFolder) -> None:
     """Checks that all tensors belong to the method; others would be lost."""
+    kind = folder.kind
     endings, names = _ENDINGS.get(kind, ()), _NAMES.get(kind, set())
-    others = [n for n in tensors if n not in names and not n.endswith(endings or "\0")]
+    others = [
+        n for n in folder.tensors if n not in names and not n.endswith(endings or "\0")
+    ]
     if others:
         raise InputError(
-            f"{source} contains {shortened(others[0])} and {len(others) - 1} other "
-            f"tensors that do not belong to {kind}; modules that were trained as a "
-            "whole are not supported"
+            f"{folder.source} contains {shortened(others[0])} and {len(others) - 1} "
+            f"other tensors that do not belong to {kind}; modules that were trained as "
+            "a whole are not supported"
         )

@@ -22,6 +22,7 @@ from prompt_tuning.adapters.adapter import (
     Arrays,
     TokenIds,
 )
+from prompt_tuning.adapters.peft.folder import AdapterFolder
 from prompt_tuning.adapters.peft.peft_settings import Settings
 from prompt_tuning.adapters.peft.shape_checks import MODEL_PREFIX, require_tensor
 from prompt_tuning.adapters.peft.table_copies import FrozenReader
@@ -60,19 +61,13 @@ def without_rows(adapter: Adapter) -> Arrays:
 
 
 def read_token_rows(
-    tensors: Arrays,
-    settings: Settings,
-    config: ModelConfig,
-    source: str,
-    frozen: FrozenReader | None,
+    folder: AdapterFolder, config: ModelConfig, frozen: FrozenReader | None
 ) -> tuple[Arrays, TokenIds]:
     """Returns our parameters and their tokens.
 
     Args:
-      tensors: the first result of `split_token_rows`.
-      settings: settings of the adapter.
+      folder: the adapter, with the first result of `split_token_rows` as its tensors.
       config: config of the frozen model.
-      source: origin of the adapter, for messages.
       frozen: reads the model's tables, to compare with resized ones.
 
     Raises:
@@ -80,22 +75,19 @@ def read_token_rows(
         support the tokens.
     """
     table, head = _modules(config)
-    ids = _ids_by_module(settings, (table, head), source)
-    rows = {
-        module: _read_rows(module, each, tensors, config, source)
-        for module, each in ids.items()
-    }
+    ids = _ids_by_module(folder, (table, head))
+    rows = {x: _read_rows(x, each, folder, config) for x, each in ids.items()}
     if config.tied_head:
         if ids.pop(head, ids[table]) != ids[table]:
             raise InputError(
-                f"{source} trains other tokens of the head ({head}) than of the "
+                f"{folder.source} trains other tokens of the head ({head}) than of the "
                 f"embedding table ({table}), but in this model they are the same"
             )
         rows.pop(head, None)
     for module, path in ((table, TABLE), (head, HEAD)):
         if module == head and config.tied_head:
             continue
-        copied = _copied_rows(module, tensors, config, source, path, frozen)
+        copied = _copied_rows(module, folder, config, path, frozen)
         more = [id for id in copied if id not in ids.get(module, ())]
         if more:
             ids[module] = [*ids.get(module, ()), *more]
@@ -123,9 +115,10 @@ def _modules(config: ModelConfig) -> tuple[str, str]:
 
 
 def _ids_by_module(
-    settings: Settings, modules: tuple[str, str], source: str
+    folder: AdapterFolder, modules: tuple[str, str]
 ) -> dict[str, list[int]]:
     """Returns the tokens in the settings, by the module with their rows."""
+    settings, source = folder.settings, folder.source
     name = _SETTINGS[settings["peft_type"]]
     value, (table, head) = settings[name], modules
     by_name = value if isinstance(value, dict) else {table: value}
@@ -162,16 +155,16 @@ def _are_ids(given: Any) -> bool:
 
 
 def _read_rows(
-    module: str, ids: list[int], tensors: Arrays, config: ModelConfig, source: str
+    module: str, ids: list[int], folder: AdapterFolder, config: ModelConfig
 ) -> Float[np.ndarray, "n D"]:
     """Returns the stored rows of a module."""
     start = f"{MODEL_PREFIX}{module}"
     names = [f"{start}{BESIDE}{DELTA}", f"{start}{DELTA}"]
-    name = next((name for name in names if name in tensors), names[0])
-    rows = require_tensor(tensors, name, 2, source)
+    name = next((name for name in names if name in folder.tensors), names[0])
+    rows = require_tensor(folder.tensors, name, 2, folder.source)
     if rows.shape != (len(ids), config.width):
         raise InputError(
-            f"{source}: {name} has shape {rows.shape}, expected "
+            f"{folder.source}: {name} has shape {rows.shape}, expected "
             f"{(len(ids), config.width)}: its settings name {len(ids)} tokens, and the "
             f"model's width is {config.width}"
         )
@@ -180,9 +173,8 @@ def _read_rows(
 
 def _copied_rows(
     module: str,
-    tensors: Arrays,
+    folder: AdapterFolder,
     config: ModelConfig,
-    source: str,
     path: str,
     frozen: FrozenReader | None,
 ) -> dict[int, Float[np.ndarray, "D"]]:
@@ -191,17 +183,17 @@ def _copied_rows(
     Raises:
       InputError: if the other rows differ from the frozen model's.
     """
-    name = next((name for name in _copies(module) if name in tensors), None)
+    name = next((name for name in _copies(module) if name in folder.tensors), None)
     if name is None:
         return {}
-    size, copy = config.vocabulary_size, tensors[name]
+    size, copy = config.vocabulary_size, folder.tensors[name]
     if frozen is not None and not np.array_equal(
         copy[:size], frozen(path).astype(np.float32)
     ):
         raise InputError(
-            f"{source} has a resized copy of the model's table ({name}) whose first "
-            f"{size:,} rows differ from the model's: it is another model's, or was "
-            "trained as a whole"
+            f"{folder.source} has a resized copy of the model's table ({name}) whose "
+            f"first {size:,} rows differ from the model's: it is another model's, or "
+            "was trained as a whole"
         )
     return dict(enumerate(copy[size:], start=size))
 

@@ -14,6 +14,7 @@ from prompt_tuning.adapters.adapter import (
     Adapter,
     Arrays,
 )
+from prompt_tuning.adapters.peft.folder import AdapterFolder
 from prompt_tuning.adapters.peft.peft_settings import DEFAULTS, Settings, submodules
 from prompt_tuning.adapters.peft.shape_checks import COLUMNS, EMBEDDINGS, ROWS
 from prompt_tuning.core.errors import InputError, shown
@@ -24,19 +25,19 @@ from prompt_tuning.families import hf_folder
 STACKS = {"decoder_only": "decoder", "encoder_decoder": "encoder"}
 
 
-def read_prompt_tuning(tensors: Arrays, settings: Settings, stack: str) -> Adapter:
+def read_prompt_tuning(folder: AdapterFolder, stack: str) -> Adapter:
     """Reads a plain prompt, or the vectors that P-tuning or CPT saved.
 
     For an encoder-decoder PEFT stores as many rows again, which it neither trains nor
     uses.
     """
-    rows, length = tensors[EMBEDDINGS], settings["num_virtual_tokens"]
+    rows, settings = folder.tensors[EMBEDDINGS], folder.settings
+    length = settings["num_virtual_tokens"]
+    is_plain = folder.kind != "P_TUNING"
     return Adapter(
         kind=PROMPT,
         parameters={f"{stack}/prompt/prompt": rows[:length]},
-        settings=_common_settings(settings)
-        if settings["peft_type"] == "P_TUNING"
-        else settings,
+        settings=settings if is_plain else _common_settings(settings),
         unused=rows[length:] if len(rows) > length else None,
     )
 
@@ -71,29 +72,21 @@ def write_prompt_tuning(adapter: Adapter) -> tuple[Arrays, dict[str, Any]]:
     return {EMBEDDINGS: np.concatenate(halves)}, _row_settings(first, len(halves))
 
 
-def read_multitask(
-    tensors: Arrays, settings: Settings, stack: str, source: str
-) -> Adapter:
+def read_multitask(folder: AdapterFolder, stack: str) -> Adapter:
     """Reads a factorized prompt for each task (Wang et al. 2023, section 3.2).
 
     The second half of an encoder-decoder's rows is the decoder's prompt. Both prompts
-    share the task's factor `rows`.
-
-    Args:
-      tensors: PEFT's tensors, with checked shapes.
-      settings: settings of the adapter.
-      stack: stack of the first half.
-      source: origin of the adapter, for messages.
+    share the task's factor `rows`. `stack` is that of the first half.
 
     Raises:
       InputError: if a decoder-only model gets two halves.
     """
-    length = settings["num_virtual_tokens"]
+    tensors, length = folder.tensors, folder.settings["num_virtual_tokens"]
     stacks = [stack, "decoder"][: len(tensors[EMBEDDINGS]) // length]
     if len(set(stacks)) != len(stacks):
         raise InputError(
-            f"{source} has prompts for an encoder and a decoder, but the model only "
-            "has a decoder"
+            f"{folder.source} has prompts for an encoder and a decoder, but the model "
+            "only has a decoder"
         )
     parameters: Arrays = {}
     for index, name in enumerate(stacks):
@@ -103,7 +96,7 @@ def read_multitask(
             f"{name}/prompt/columns": tensors[COLUMNS][:, part],
             f"{name}/prompt/rows": tensors[ROWS],
         }
-    return Adapter(kind=MULTITASK, parameters=parameters, settings=settings)
+    return Adapter(kind=MULTITASK, parameters=parameters, settings=folder.settings)
 
 
 def write_multitask(adapter: Adapter) -> tuple[Arrays, dict[str, Any]]:
@@ -180,9 +173,7 @@ def _check_cached_heads(config: ModelConfig) -> None:
         )
 
 
-def read_prefix(
-    tensors: Arrays, settings: Settings, config: ModelConfig, source: str
-) -> Adapter:
+def read_prefix(folder: AdapterFolder, config: ModelConfig) -> Adapter:
     """Reads the keys and values of every decoder layer, `[L, 2, P, G, K]`.
 
     PEFT stores `[P, L 2 G K]`, rotated as in the cache. In an encoder-decoder, layer
@@ -196,7 +187,11 @@ def read_prefix(
         query heads that share keys and values (Falcon 40B: see `Family.cached_heads`).
     """
     _check_cached_heads(config)
-    stored = tensors[EMBEDDINGS]
+    stored, settings, source = (
+        folder.tensors[EMBEDDINGS],
+        folder.settings,
+        folder.source,
+    )
     layers, heads = settings["num_layers"], settings["num_attention_heads"]
     shape = (layers, heads, settings["token_dim"] // heads)
     cached = hf_folder.find_family(config).cached_heads(config)

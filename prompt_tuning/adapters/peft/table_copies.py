@@ -4,10 +4,11 @@ PEFT stores both if the adapter adapts one of them, if the vocabulary was resize
 request (`save_embedding_layers`), whether or not they were trained.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import numpy as np
 
+from prompt_tuning.adapters.peft.folder import AdapterFolder
 from prompt_tuning.adapters.peft.modules import find_name
 from prompt_tuning.adapters.peft.shape_checks import MODEL_PREFIX
 from prompt_tuning.core.errors import InputError, shortened
@@ -34,24 +35,17 @@ _LOW_RANK += (".lora_embedding_B", ".base_layer.weight", ".base_layer.bias")
 
 
 def without_copies(
-    tensors: Mapping[str, np.ndarray],
-    config: ModelConfig,
-    source: str,
-    frozen: FrozenReader | None,
-) -> dict[str, np.ndarray]:
+    folder: AdapterFolder, config: ModelConfig, frozen: FrozenReader | None
+) -> AdapterFolder:
     """Removes copies of the model's embeddings and head from an adapter's tensors.
 
-    Args:
-      tensors: tensors by PEFT's names.
-      config: config of the adapter's model.
-      source: origin of the adapter, for messages.
-      frozen: reads the frozen model's parameters; None if not available.
+    `frozen` reads the frozen model's parameters, or is None if not available.
 
     Raises:
       InputError: if a copy differs from the model's, or cannot be compared, or the
         embeddings or the head have a low-rank adapter.
     """
-    tables = _tables(config)
+    tables, source = _tables(config), folder.source
     aliases = hf_folder.find_family(config).prefix_aliases
 
     def find(name: str) -> str | None:
@@ -60,7 +54,7 @@ def without_copies(
         return next((tables[x] for x in found if x is not None), None)
 
     kept = {}
-    for name, tensor in tensors.items():
+    for name, tensor in folder.tensors.items():
         ending = next((x for x in _LOW_RANK if name.endswith(x)), None)
         module = name.removesuffix(ending or "")
         if ending is not None and (path := find(module + WEIGHT)):
@@ -75,7 +69,7 @@ def without_copies(
             kept[name] = tensor
         else:
             _check_copy(name, tensor, path, source, frozen)
-    return kept
+    return folder.with_tensors(kept)
 
 
 def _tables(config: ModelConfig) -> dict[str, str]:

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from prompt_tuning.adapters.adapter import IA3, LORA
+from prompt_tuning.adapters.peft.folder import AdapterFolder
 from prompt_tuning.adapters.peft.modules import (
     ALL_LINEAR,
     Projection,
@@ -25,10 +26,7 @@ MAXIMUM_CHECKED = 32
 
 
 def check_selection(
-    settings: Settings,
-    names: Mapping[str, str],
-    known: Mapping[str, Projection],
-    source: str,
+    folder: AdapterFolder, names: Mapping[str, str], known: Mapping[str, Projection]
 ) -> None:
     """Warns of selected modules without tensors; they stay as in the base model.
 
@@ -37,6 +35,7 @@ def check_selection(
     Raises:
       InputError: if the file has tensors of modules that are not selected.
     """
+    settings, source = folder.settings, folder.source
     targets = settings.get("target_modules")
     if isinstance(targets, list) and targets:
         modules = {name: names.get(name, name) for name in by_module(known)}
