@@ -302,12 +302,12 @@ def _open(options: argparse.Namespace) -> "tuple[ServedModels, DecodingEngine]":
     texts = Texts.of_frozen_model(read_run(options), embeds=True)
     checkpoint = str(texts.run.model.checkpoint)
     name = options.name or Path(checkpoint.rpartition(":")[2]).resolve().name
-    models = ServedModels(texts, name, options.allow_loading)
     room = texts.model.maximum_length
     length = options.length or LENGTH
     length = length if room is None else min(length, room)
     kept = options.slots // PART_KEPT
     engine = texts.open_engine(options.slots, length, kept)
+    models = ServedModels(texts, name, engine.limit, options.allow_loading)
     for adapter, path in named_adapters(options.adapter).items():
         models.check_name(adapter)
         texts.load(adapter, path)

@@ -56,8 +56,8 @@ class ServerApplication:
         self.generation = GenerationRoutes(
             models, engine, settings, lambda: self.thread, self._reader
         )
-        self.embedding = EmbeddingRoutes(models, engine.limit, self._reader)
-        self._tokens = TokenizerRoutes(models, engine.limit, self._reader)
+        self.embedding = EmbeddingRoutes(models, self._reader)
+        self._tokens = TokenizerRoutes(models, self._reader)
         self._thread: EngineThread | None = None
         self._requests: RunningRequests | None = None
 
@@ -183,7 +183,7 @@ class ServerApplication:
             "created": created,
             "owned_by": "prompt_tuning",
             "parent": None if name == self.models.name else self.models.name,
-            "max_model_len": self.engine.limit,
+            "max_model_len": self.models.limit,
         }
 
     # Adapters

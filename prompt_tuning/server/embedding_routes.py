@@ -50,8 +50,8 @@ class EmbeddingBody(NamedTuple):
 class EmbeddingRoutes:
     """Answers requests for embeddings, one text after the other."""
 
-    def __init__(self, models: ServedModels, limit: int, reader: RequestReader):
-        self._models, self._limit, self._reader = models, limit, reader
+    def __init__(self, models: ServedModels, reader: RequestReader):
+        self._models, self._reader = models, reader
         self._workers = FairWorkers("embeddings", 1, WAITING_EMBEDDINGS)
 
     @property
@@ -80,10 +80,10 @@ class EmbeddingRoutes:
             )
         rows = await self._ids(body, name, client)
         longest = max(map(len, rows))
-        if longest > self._limit:
+        if longest > models.limit:
             raise InputError(
                 f"a text of {longest:,} tokens is too long, expected at most "
-                f"{self._limit:,} (--length)"
+                f"{models.limit:,} (--length)"
             )
         data = []
         for index, ids in enumerate(rows):
@@ -113,7 +113,7 @@ class EmbeddingRoutes:
     ) -> Sequence[Sequence[int]]:
         texts = [x for x in body.inputs if isinstance(x, str)]
         if texts:
-            return await self._models.encode_texts(texts, name, client, self._limit)
+            return await self._models.encode_texts(texts, name, client)
         rows = [x for x in body.inputs if not isinstance(x, str)]
         size = self._models.texts.model.config.vocabulary_size
         for ids in rows:

@@ -77,9 +77,8 @@ class GenerationRoutes:
         return await self._respond(request, self._read_completion(content, client))
 
     async def _read_completion(self, content: bytes, client: str) -> "_Work":
-        read_body = functools.partial(
-            openai_requests.read_completion, room=self._engine.limit
-        )
+        room = self._models.limit
+        read_body = functools.partial(openai_requests.read_completion, room=room)
         body = await self._read(content, read_body, client)
         adapter = self._check(body, client)
         rows = [Request(embeddings=each) for each in body.embeddings]
@@ -95,11 +94,11 @@ class GenerationRoutes:
     ) -> Sequence[Sequence[int]]:
         """Returns the ids of prompts, all of which are texts or ids."""
         texts = [prompt for prompt in body.prompts if isinstance(prompt, str)]
-        limit, models = self._engine.limit, self._models
+        limit, models = self._models.limit, self._models
         if texts and not body.special:
-            return [await models.encode_plain(x, client, limit) for x in texts]
+            return [await models.encode_plain(x, client) for x in texts]
         if texts:
-            return await models.encode_texts(texts, adapter, client, limit)
+            return await models.encode_texts(texts, adapter, client)
         rows = [prompt for prompt in body.prompts if not isinstance(prompt, str)]
         longest = max(map(len, rows), default=0)
         if longest > limit:
@@ -114,8 +113,8 @@ class GenerationRoutes:
         return await self._respond(request, self._read_chat(content, client))
 
     async def _read_chat(self, content: bytes, client: str) -> "_Work":
-        limit, models = self._engine.limit, self._models
-        read_body = functools.partial(openai_requests.read_chat, room=limit)
+        models = self._models
+        read_body = functools.partial(openai_requests.read_chat, room=models.limit)
         body = await self._read(content, read_body, client)
         adapter = self._check(body, client)
         if body.tools is not None and body.sampling.constraint is not None:
@@ -123,9 +122,8 @@ class GenerationRoutes:
                 "the answer cannot match response_format or structured_outputs and "
                 "call tools: leave out one of them"
             )
-        chat = await models.encode_chat(
-            body.conversation, adapter, client, limit, body.tools
-        )
+        conversation = body.conversation
+        chat = await models.encode_chat(conversation, adapter, client, body.tools)
         sampling = body.sampling
         if not sampling.ignores_end:
             sampling = dataclasses.replace(sampling, ends=(*sampling.ends, *chat.ends))

@@ -35,11 +35,17 @@ PART = 2**14
 class ServedModels:
     """Model names, and how their texts are encoded.
 
-    Adapters may be loaded from the directory `loading`, if there is one.
+    Attributes:
+      texts: the model and its adapters.
+      name: name of the frozen model.
+      limit: number of positions of a slot, which limits the length of texts.
+      loading: directory from which adapters may be loaded, or None.
     """
 
-    def __init__(self, texts: Texts, name: str, loading: Path | None = None):
-        self.texts, self.name = texts, name
+    def __init__(
+        self, texts: Texts, name: str, limit: int, loading: Path | None = None
+    ):
+        self.texts, self.name, self.limit = texts, name, limit
         self.loading = None if loading is None else loading.resolve()
         # Encode texts one by one, separately from steps and connections.
         self._encoding = FairWorkers("encoding", 1, WAITING_TEXTS)
@@ -172,22 +178,16 @@ class ServedModels:
     # Texts
 
     async def encode_texts(
-        self,
-        texts: Sequence[str],
-        adapter: str | None,
-        client: Hashable,
-        positions: int,
+        self, texts: Sequence[str], adapter: str | None, client: Hashable
     ) -> list[list[int]]:
-        """Encodes texts as in the training of an adapter.
-
-        A text has at most `positions` tokens; clients take turns.
+        """Encodes texts as in the training of an adapter; clients take turns.
 
         Raises:
           InputError: if a text is too long, or cannot be encoded.
           BusyError: if too many texts wait.
         """
         for text in texts:
-            self._check_length("the prompt", len(text), positions)
+            self._check_length("the prompt", len(text))
         encoding = self.texts.find(adapter).encoding
         encoded: list[list[int]] = []
         for part in _parts(texts):
@@ -198,14 +198,12 @@ class ServedModels:
             encoded += await self._encoding.run(client, encode)
         return encoded
 
-    async def encode_plain(
-        self, text: str, client: Hashable, positions: int
-    ) -> list[int]:
+    async def encode_plain(self, text: str, client: Hashable) -> list[int]:
         """Encodes a text as it is, without special tokens or templates.
 
         Arguments and errors are as in `encode_texts`.
         """
-        self._check_length("the prompt", len(text), positions)
+        self._check_length("the prompt", len(text))
         return await self._encoding.run(client, lambda: self.tokenizer.encode(text))
 
     async def encode_chat(
@@ -213,7 +211,6 @@ class ServedModels:
         conversation: ChatRecord,
         adapter: str | None,
         client: Hashable,
-        positions: int,
         choice: ToolChoice | None = None,
     ) -> "EncodedChat":
         """Encodes a conversation, with the tools that its answer may call.
@@ -225,7 +222,7 @@ class ServedModels:
         variables = conversation.variables
         size = sum(len(str(x)) for message in messages for x in message.values())
         size += sum(len(str(x)) for x in (tools, variables) if x is not None)
-        self._check_length("the conversation", size, positions)
+        self._check_length("the conversation", size)
         encoding = self.texts.find(adapter).encoding
 
         def encode() -> EncodedChat:
@@ -237,12 +234,12 @@ class ServedModels:
 
         return await self._conversations.run(client, encode)
 
-    def _check_length(self, what: str, size: int, positions: int) -> None:
-        limit = positions * self._longest_token
+    def _check_length(self, what: str, size: int) -> None:
+        limit = self.limit * self._longest_token
         if size > limit:
             raise InputError(
                 f"{what} has {size:,} characters, expected at most {limit:,}: a slot "
-                f"has {positions:,} positions"
+                f"has {self.limit:,} positions"
             )
 
     @functools.cached_property

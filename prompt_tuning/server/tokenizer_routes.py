@@ -21,8 +21,8 @@ DETOKENIZE = ("model", "tokens")
 class TokenizerRoutes:
     """Answers requests about tokens."""
 
-    def __init__(self, models: ServedModels, limit: int, reader: RequestReader):
-        self._models, self._limit, self._reader = models, limit, reader
+    def __init__(self, models: ServedModels, reader: RequestReader):
+        self._models, self._reader = models, reader
 
     def routes(self) -> list[Route]:
         """Returns the routes."""
@@ -42,7 +42,7 @@ class TokenizerRoutes:
     async def _tokenize(self, request: HttpRequest) -> Response:
         body = await self._read(request, TOKENIZE)
         text, tokenizer = body.text("prompt"), self._models.tokenizer
-        ids = await self._models.encode_plain(text, client_of(request), self._limit)
+        ids = await self._models.encode_plain(text, client_of(request))
         if body.flag("add_special_tokens", True):
             ids = [*tokenizer.begin_ids, *ids]
         names = None
@@ -51,7 +51,7 @@ class TokenizerRoutes:
         return json_response(
             {
                 "count": len(ids),
-                "max_model_len": self._limit,
+                "max_model_len": self._models.limit,
                 "tokens": ids,
                 "token_strs": names,
             }
@@ -82,7 +82,7 @@ class TokenizerRoutes:
         return json_response(
             {
                 "tokenizer_class": kind,
-                "model_max_length": self._limit,
+                "model_max_length": self._models.limit,
                 **names,
                 "add_bos_token": tokenizer.bos_id in tokenizer.begin_ids,
                 "chat_template": template,

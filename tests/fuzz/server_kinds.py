@@ -57,7 +57,7 @@ def open_client(folder: Path) -> AsgiClient:
         texts = Texts.of_frozen_model(run)
         engine = texts.open_engine(slots=2, length=32)
         texts.load("soft", folder / "soft.npy")
-        models = ServedModels(texts, "base", folder)
+        models = ServedModels(texts, "base", engine.limit, folder)
         application = ServerApplication(models, engine, ServerSettings())
         _clients.append(AsgiClient(application.app()))
     return _clients[0]

@@ -60,9 +60,9 @@ class RunningServer:
         origins: Sequence[str] = (),
         certificate: Path | None = None,
     ):
-        models = ServedModels(texts, "base", folder)
-        self.texts = texts
-        self.application = ServerApplication(models, texts.engine(1), settings)
+        self.texts, engine = texts, texts.engine(1)
+        models = ServedModels(texts, "base", engine.limit, folder)
+        self.application = ServerApplication(models, engine, settings)
         self.socket = open_socket("127.0.0.1", 0)
         self.port = self.socket.getsockname()[1]
         ready = threading.Event()

@@ -60,8 +60,8 @@ def test_a_template_is_that_of_the_adapters_run(files, model, templated):
     assert model.texts.request("ab", settings).ids == TEMPLATED
     plain = model.texts.request("ab", TextSettings(adapter="base", new_tokens=4))
     assert plain.ids == [skills.BOS_ID, *skills.encode("ab")]
-    served = ServedModels(model.texts, "frozen")
-    assert asyncio.run(served.encode_texts(["ab"], "a", "me", 64)) == [TEMPLATED]
+    served = ServedModels(model.texts, "frozen", 64)
+    assert asyncio.run(served.encode_texts(["ab"], "a", "me")) == [TEMPLATED]
     tuned = pt.load_tuned(templated, base=files.decoder)
     assert tuned.texts.request("ab", TextSettings(new_tokens=4)).ids == TEMPLATED
     # The vectors of the template are those of the prompt.
@@ -69,7 +69,7 @@ def test_a_template_is_that_of_the_adapters_run(files, model, templated):
     assert bare.ids == plain.ids
     for chat in (
         lambda: model.texts.request(TALK, settings),
-        lambda: asyncio.run(served.encode_chat(TALK, "a", "me", 64)),
+        lambda: asyncio.run(served.encode_chat(TALK, "a", "me")),
     ):
         with pytest.raises(InputError, match="both determine the text"):
             chat()
@@ -80,8 +80,8 @@ def test_a_chat_template_is_that_of_the_adapters_run(model, conversed):
     model.load_adapter("c", conversed)
     settings = TextSettings(adapter="c", chat=True, new_tokens=4)
     assert model.texts.request("ab", settings).ids == expected
-    served = ServedModels(model.texts, "frozen")
-    ids = asyncio.run(served.encode_chat(TALK, "c", "me", 64)).ids
+    served = ServedModels(model.texts, "frozen", 64)
+    ids = asyncio.run(served.encode_chat(TALK, "c", "me")).ids
     assert ids == expected
     # The model itself has no chat template.
     with pytest.raises(InputError, match="has no chat_template"):

@@ -100,7 +100,7 @@ def by_python(opened: pt.Model, directory, chat: bool) -> Answer:
 def by_server(texts: Texts, chat: bool) -> Answer:
     """Returns the answer of a server with the adapter `a`."""
     engine = texts.open_engine(slots=2, length=48)
-    models = ServedModels(texts, "frozen")
+    models = ServedModels(texts, "frozen", engine.limit)
     application = ServerApplication(models, engine, ServerSettings())
     client = AsgiClient(application.app())
     given = {"prompt": TEXT}
