@@ -60,7 +60,12 @@ def projection_tables(
     if low_rank:
         arrays = list(_stacked_factors(low_rank, count))
         if any(each.magnitude is not None for each in low_rank.values()):
-            arrays.append(_output_factors(dense, low_rank, count))
+            factors = np.ones((layers, count, size_out), np.float32)
+            for entry, each in low_rank.items():
+                if each.magnitude is not None:
+                    graph, parameters = split(dense[entry])
+                    factors[:, entry] = _factors_of_blocks(parameters, graph=graph)
+            arrays.append(factors)
         modules[ROW_LORA] = row_adapters.RowLowRank(*map(jnp.asarray, arrays))
     for kind, row_kind, name, size in (
         (OutputScale, row_adapters.RowOutputScale, ROW_OUTPUT_SCALE, size_out),
@@ -97,20 +102,6 @@ def _stacked_factors(
         b[:, entry, ..., : own_b.shape[-2], :] = own_b
         scaling[:, entry] = each.scaling
     return a, b, scaling
-
-
-def _output_factors(
-    adapted: Mapping[int, Dense], low_rank: Mapping[int, LowRank], count: int
-) -> Float[np.ndarray, "L N out"]:
-    """Computes DoRA's factor for each output of a projection, by layer and entry."""
-    first = next(iter(adapted.values()))
-    factors = np.ones((first.kernel.shape[0], count, first.sizes[1]), np.float32)
-
-    for entry, each in low_rank.items():
-        if each.magnitude is not None:
-            graph, parameters = split(adapted[entry])
-            factors[:, entry] = _factors_of_blocks(parameters, graph=graph)
-    return factors
 
 
 @functools.partial(jax.jit, static_argnames="graph")

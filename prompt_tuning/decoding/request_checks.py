@@ -56,21 +56,15 @@ def fitting_tokens(
     Raises:
       InputError: if the row and its new tokens do not fit in a slot and the model.
     """
-    if fits:
-        room = _room_for_new(given, adapter, prompt, limit)
-        new = max(min(new, room), min(new, 1))
-    _check_room(given, adapter, prompt, new, limit)
-    return new
-
-
-def _check_room(
-    given: int, adapter: ResidentAdapter, prompt: PromptPages, new: int, limit: int
-) -> None:
-    """Checks that a row and its new tokens fit; see `fitting_tokens`."""
     config = adapter.model.config
+    joint, room = config.architecture == "encoder_decoder", config.maximum_positions
+    if fits:
+        free = limit if room is None else min(limit, room - prompt.length)
+        free -= adapter.joined + (0 if joint else given)
+        new = max(min(new, free), min(new, 1))
     # For each stack: tokens, prompt vectors among them, and positions before both.
     stacks = [(given + new, adapter.joined, prompt.length)]
-    if config.architecture == "encoder_decoder":
+    if joint:
         decoder = (new, adapter.joined, prompt.length)
         stacks = [(given, adapter.encoded, 0), decoder]
     ones = "one" if new == 1 else "ones"
@@ -79,7 +73,6 @@ def _check_room(
         if taken + vectors > limit:
             also = f", and the prompt takes {vectors}" if vectors else ""
             raise InputError(f"{message}a slot has {limit} positions{also}")
-    room = config.maximum_positions
     for taken, vectors, pages in stacks:
         preceding = pages + vectors
         if room is not None and taken + preceding > room:
@@ -87,17 +80,7 @@ def _check_room(
             raise InputError(
                 f"{message}the model has {room} positions{also}{config.positions_note}"
             )
-
-
-def _room_for_new(
-    given: int, adapter: ResidentAdapter, prompt: PromptPages, limit: int
-) -> int:
-    """Returns the number of new tokens that fit; negative if the row is too long."""
-    config = adapter.model.config
-    room = limit - adapter.joined
-    if config.maximum_positions is not None:
-        room = min(room, config.maximum_positions - adapter.joined - prompt.length)
-    return room if config.architecture == "encoder_decoder" else room - given
+    return new
 
 
 def check_embeddings(embeddings: np.ndarray, adapter: ResidentAdapter) -> None:

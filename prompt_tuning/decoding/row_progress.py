@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Bool, Float, UInt32
+from jaxtyping import Bool, Float
 
 from prompt_tuning.core.adapted_rows import NEVER, first_active
 from prompt_tuning.decoding.adapter_table import PromptPages, ResidentAdapter
@@ -251,18 +251,6 @@ def sampling_needs(sampling: Sampling) -> Needs:
     )
 
 
-def _allowed_tokens(
-    count: int, active: Sequence[tuple[int, RowProgress]], size: int
-) -> UInt32[np.ndarray, "B W"]:
-    """Returns the mask of each slot."""
-    masks = {slot: row.mask.words for slot, row in active if row.mask is not None}
-    width = -(-size // WORD_BITS)
-    words = np.full((count, width), ~np.uint32(0))
-    for slot, mask in masks.items():
-        words[slot] = mask
-    return words
-
-
 def row_choices(
     count: int,
     active: Sequence[tuple[int, RowProgress]],
@@ -289,8 +277,12 @@ def row_choices(
         choices.content[np.array(slots)] = [row.content for row in rows]
     if not needs.masked:
         return choices
-    size = active[0][1].vocabulary_size
-    return choices._replace(allowed=_allowed_tokens(count, active, size))
+    width = -(-active[0][1].vocabulary_size // WORD_BITS)
+    allowed = np.full((count, width), ~np.uint32(0))
+    for slot, row in active:
+        if row.mask is not None:
+            allowed[slot] = row.mask.words
+    return choices._replace(allowed=allowed)
 
 
 def first_choices(

@@ -62,7 +62,16 @@ def score_continuations(
     # Rows that begin alike follow each other.
     left = [number for number in range(len(rows)) if number not in scores]
     order = sorted(left, key=lambda number: rows[number])
-    requests = (_request(chosen, *rows[number], prompt_id) for number in order)
+    requests = (
+        Request(
+            ids=[*given, *ids],
+            adapter=chosen.key,
+            prompt_id=prompt_id,
+            sampling=SCORED,
+            scored_from=len(given),
+        )
+        for given, ids in (rows[number] for number in order)
+    )
     for number, (completion,) in zip(
         order, run_in_order(engine, requests), strict=True
     ):
@@ -96,21 +105,6 @@ def _open_engine(
     texts.room = max(texts.room, adapter.room_for(longest, 0))
     engine = texts.engine(slots_for(len(rows), batch_size))
     return None if engine.find_adapter(adapter.key).whole else engine
-
-
-def _request(
-    adapter: LoadedAdapter,
-    given: Sequence[int],
-    ids: Sequence[int],
-    prompt_id: int | None,
-) -> Request:
-    return Request(
-        ids=[*given, *ids],
-        adapter=adapter.key,
-        prompt_id=prompt_id,
-        sampling=SCORED,
-        scored_from=len(given),
-    )
 
 
 def _sum(completion: Completion) -> ContinuationScore:

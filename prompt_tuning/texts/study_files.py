@@ -35,9 +35,9 @@ CHUNK_KEY = "chunk"
 Advance = Callable[[int, str], None]
 """Called with a number of newly finished rows and a note on the speed."""
 
-
 Line = dict[str, Any]
 """A row of `rows.jsonl`, as text and as ids."""
+Decode = Callable[[Sequence[int]], str]
 
 
 class StudyFiles(NamedTuple):
@@ -73,14 +73,22 @@ def write_study(
       InputError: if the folder has rows made from something else.
     """
     files = StudyFiles.of(folder, study)
-    made_from = _describe(texts, study, model)
+    ids = [(chunk.name, chunk.ids) for chunk in texts.chunks]
+    digest = hashlib.sha256(json.dumps(ids).encode()).hexdigest()
+    settings = dataclasses.asdict(study) | {"kinds": list(texts.kinds)}
+    made_from = {"model": model.interface.origin, "text": digest, **settings}
     record_settings(folder, made_from)
     if files.exist():
         return files
     writer = StudyWriter(texts, study, model, parameters)
-    _write_chunks(files.chunks, texts, writer.contexts, model)
+    decode = model.needed_tokenizer().decode
+    chunks = (
+        {"document": chunk.name, TEXT: decode(chunk.ids), IDS: list(context)}
+        for chunk, context in zip(texts.chunks, writer.contexts, strict=True)
+    )
+    replace_file(files.chunks, _json_lines(chunks))
     if not (folder / ROWS_FILE).exists():
-        _write_lines(folder / ROWS_FILE, made_from, model, writer, advance)
+        _write_lines(folder / ROWS_FILE, made_from, decode, writer, advance)
     lines = [json.loads(x) for x in (folder / ROWS_FILE).read_text().splitlines()]
     return _write_parts(files, *split_rows(lines, study))
 
@@ -156,16 +164,6 @@ def _write_parts(
     return files
 
 
-def _describe(
-    texts: StudiedTexts, study: TextStudy, model: PromptedModel
-) -> dict[str, Any]:
-    """Returns a record of what rows are made from."""
-    ids = [(chunk.name, chunk.ids) for chunk in texts.chunks]
-    digest = hashlib.sha256(json.dumps(ids).encode()).hexdigest()
-    settings = dataclasses.asdict(study) | {"kinds": list(texts.kinds)}
-    return {"model": model.interface.origin, "text": digest, **settings}
-
-
 def _check_same(file: Path, made_from: dict[str, Any]) -> None:
     """Checks that existing rows were made from the same text, model and settings."""
     recorded = read_object(file).values
@@ -178,31 +176,16 @@ def _check_same(file: Path, made_from: dict[str, Any]) -> None:
             )
 
 
-def _write_chunks(
-    file: Path,
-    texts: StudiedTexts,
-    contexts: Sequence[Sequence[int]],
-    model: PromptedModel,
-) -> None:
-    decode = model.needed_tokenizer().decode
-    lines = (
-        {"document": chunk.name, TEXT: decode(chunk.ids), IDS: list(context)}
-        for chunk, context in zip(texts.chunks, contexts, strict=True)
-    )
-    replace_file(file, _json_lines(lines))
-
-
 def _write_lines(
     file: Path,
     made_from: dict[str, Any],
-    model: PromptedModel,
+    decode: Decode,
     writer: StudyWriter,
     advance: Advance | None,
 ) -> None:
     """Writes the lines of all rows that the file does not have yet."""
     versions = {"prompt_tuning": __version__, "jax": jax.__version__}
     settings = made_from | versions
-    decode = model.needed_tokenizer().decode
     advance = advance or (lambda count, note: None)
     with resumable_lines(file, settings, lambda line: True) as lines:
         advance(lines.done, "")
@@ -214,7 +197,7 @@ def _write_lines(
             advance(1, f"{speed:,.0f} tokens/s")
 
 
-def _line(row: StudyRow, decode: Callable[[Sequence[int]], str]) -> dict[str, Any]:
+def _line(row: StudyRow, decode: Decode) -> Line:
     """Returns a row as text, in the form that `train` reads, and as ids."""
     if row.messages:
         text: dict[str, Any] = {"messages": list(row.messages)}

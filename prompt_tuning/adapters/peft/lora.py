@@ -82,7 +82,11 @@ def read_lora(
             a, b = a[:, 0], b[:, 0]
         parameters |= {f"{path}/{A}": a, f"{path}/{B}": b}
         if peft_settings.setting(folder.settings, "use_dora"):
-            parameters[f"{path}/{M}"] = _stack_magnitudes(layers, projection)
+            stack = len(projection.modules), projection.size_out
+            magnitudes = np.zeros(stack, np.float32)
+            for layer, factors in layers.items():
+                magnitudes[layer] = factors.magnitude
+            parameters[f"{path}/{M}"] = magnitudes
     return parameters, scalings
 
 
@@ -138,17 +142,6 @@ def read_single_experts(
         a, b, scalings[path] = _stack_factors(placed, known[path])
         parameters |= {f"{path}/{A}": a, f"{path}/{B}": b}
     return parameters, scalings
-
-
-def _stack_magnitudes(
-    layers: Mapping[int, Factors], projection: Projection
-) -> Float[np.ndarray, "L out"]:
-    """Stacks the magnitudes of all layers; zeros without DoRA."""
-    stack = len(projection.modules), projection.size_out
-    magnitudes = np.zeros(stack, np.float32)
-    for layer, factors in layers.items():
-        magnitudes[layer] = factors.magnitude
-    return magnitudes
 
 
 def _read_module(folder: AdapterFolder, module: str, projection: Projection) -> Factors:

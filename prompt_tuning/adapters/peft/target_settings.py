@@ -6,7 +6,7 @@ tensors of modules that are not selected.
 
 import re
 import warnings
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from prompt_tuning.adapters.adapter import IA3, LORA
@@ -49,7 +49,9 @@ def check_selection(
                 "add them to target_modules, or remove their tensors"
             )
     else:
-        selected = set(_partly_adapted(names, known))
+        # All modules of projections that are adapted in some layer.
+        adapted = [x for x in known.values() if not names.keys().isdisjoint(x.modules)]
+        selected = {module for projection in adapted for module in projection.modules}
     missing = sorted(selected - names.keys())
     if isinstance(targets, str) and targets != ALL_LINEAR:
         missing = sorted(match_targets(targets, missing[:MAXIMUM_CHECKED]))
@@ -103,15 +105,6 @@ def _suffixes(module: str) -> set[str]:
     """Returns the names that select a module in a list."""
     parts = module.split(".")
     return {".".join(parts[i:]) for i in range(len(parts))}
-
-
-def _partly_adapted(
-    names: Collection[str], known: Mapping[str, Projection]
-) -> Iterator[str]:
-    """Yields all modules of projections that are adapted in some layer."""
-    for projection in known.values():
-        if any(module in names for module in projection.modules):
-            yield from projection.modules
 
 
 def selects(
