@@ -145,13 +145,9 @@ def write_prefixes(
             arrays[f"{name}/start"] = np.array([prefix.start])
     arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     file = prefix_file(path)
-    write_file(file, save(arrays), force=force or _is_own(file))
+    own = file.is_file() and DIGEST in read_header(file)
+    write_file(file, save(arrays), force=force or own)
     return file, count
-
-
-def _is_own(file: Path) -> bool:
-    """Whether `write_prefixes` wrote the file."""
-    return file.is_file() and DIGEST in read_header(file)
 
 
 def _read(

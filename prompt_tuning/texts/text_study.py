@@ -233,7 +233,9 @@ def cut_text(
     whole = tokenizer.encode(text)
     if length is None or len(whole) <= length:
         return [whole]
-    pieces = [x for part in _paragraphs(text) for x in _cut(part, tokenizer, length)]
+    # Paragraphs, with the empty lines after them.
+    paragraphs = re.findall(r".+?(?:\n\s*\n|\Z)", text, re.DOTALL)
+    pieces = [x for part in paragraphs for x in _cut(part, tokenizer, length)]
     total = sum(map(len, pieces))
     wanted = total / -(-total // length)
     chunks: list[list[int]] = [[]]
@@ -246,11 +248,6 @@ def cut_text(
         chunks[-1] += piece
         done += len(piece)
     return [*chunks]
-
-
-def _paragraphs(text: str) -> list[str]:
-    """Splits a text into paragraphs with the empty lines after them."""
-    return re.findall(r".+?(?:\n\s*\n|\Z)", text, re.DOTALL)
 
 
 def _cut(text: str, tokenizer: Tokenizer, length: int) -> list[list[int]]:

@@ -117,7 +117,8 @@ def open_source(
 def _open_adapter(path: Path, base: str | None) -> ConversionSource:
     config = frozen = None
     folder = None if base is None else _present(base)
-    if base is not None and folder is not None and _is_described(folder):
+    described = folder is not None and (folder / "config.json").is_file()
+    if base is not None and folder is not None and (described or is_gguf(folder)):
         base = str(folder) if checkpoint_path.hub_name_of(base) is None else base
         config = read_config(folder)
         frozen = functools.partial(read_frozen, Pretrained(checkpoint=str(folder)))
@@ -127,11 +128,6 @@ def _open_adapter(path: Path, base: str | None) -> ConversionSource:
     if config is not None and adapter.settings.get("task_type") == TOKEN_CLS:
         config = as_tagger(config)
     return ConversionSource(str(path), [adapter], config, base)
-
-
-def _is_described(model: Path) -> bool:
-    """Whether a checkpoint's own files include its config."""
-    return is_gguf(model) or (model / "config.json").is_file()
 
 
 def _present(base: str) -> Path | None:
@@ -237,18 +233,13 @@ def write_adapters(
     check_kinds(only)
     kinds = {*only, CLASSES} if only and form == "peft" else only
     adapters = [x for x in source.adapters if not kinds or x.kind in kinds]
-    with hold_run(*_runs_around(target)):
+    around = target.absolute().parents
+    with hold_run(*(x for x in around if (x / IDENTITY_FILE).exists())):
         if form == "merged":
             return _merge(target, adapters, source, force)
         if form == "t5x_model":
             return _write_t5x_model(target, source)
         return _write_single(source, adapters, target, form, task_type, force)
-
-
-def _runs_around(target: Path) -> list[Path]:
-    """Returns the run directories that contain a target."""
-    folders = target.absolute().parents
-    return [folder for folder in folders if (folder / IDENTITY_FILE).exists()]
 
 
 def _write_single(

@@ -22,6 +22,7 @@ from prompt_tuning.core.layer_kinds import key_layers
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families import hf_folder
 
+KEPT = ("base_model_name_or_path", "revision", "task_type")
 STACKS = {"decoder_only": "decoder", "encoder_decoder": "encoder"}
 
 
@@ -33,19 +34,14 @@ def read_prompt_tuning(folder: AdapterFolder, stack: str) -> Adapter:
     """
     rows, settings = folder.tensors[EMBEDDINGS], folder.settings
     length = settings["num_virtual_tokens"]
-    is_plain = folder.kind != "P_TUNING"
+    if folder.kind == "P_TUNING":  # only these also apply to a plain prompt
+        settings = {name: settings[name] for name in KEPT if name in settings}
     return Adapter(
         kind=PROMPT,
         parameters={f"{stack}/prompt/prompt": rows[:length]},
-        settings=settings if is_plain else _common_settings(settings),
+        settings=settings,
         unused=rows[length:] if len(rows) > length else None,
     )
-
-
-def _common_settings(settings: Settings) -> dict[str, Any]:
-    """Returns the settings of P-tuning that also apply to a plain prompt."""
-    names = ("base_model_name_or_path", "revision", "task_type")
-    return {name: settings[name] for name in names if name in settings}
 
 
 def write_prompt_tuning(adapter: Adapter) -> tuple[Arrays, dict[str, Any]]:
