@@ -1,7 +1,7 @@
 """The part of the Python interface that continues texts."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from prompt_tuning.decoding.sampling_settings import Sampling
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.texts import continuation_scores
 from prompt_tuning.texts.continuation_scores import ContinuationScore, Part
+from prompt_tuning.texts.python_inputs import read_inputs
 from prompt_tuning.texts.text_settings import TextSettings
 from prompt_tuning.texts.texts import Texts
 
@@ -71,7 +72,7 @@ class TextModel:
 
     def generate(
         self,
-        texts: str | Sequence[str],
+        texts: str | Iterable[Any],
         *,
         new_tokens: int | None = None,
         temperature: float | int = 0.0,
@@ -92,7 +93,9 @@ class TextModel:
         sampled differently.
 
         Args:
-          texts: one text, or a list of them.
+          texts: one text or conversation, or a list of them. A conversation is a list
+            of chat messages, which the chat template renders. Token ids, and mappings
+            of the keys of the data's template, may stand for texts in a list.
           new_tokens: maximum number of new tokens; None for 64, or 256 with `chat`.
           temperature: sampling temperature; 0 is greedy.
           top_k: number of most probable tokens to sample from; None for all.
@@ -119,7 +122,7 @@ class TextModel:
           >>> model.generate(["upper: abc=", "reverse: abc="], new_tokens=8)
           ['ABC', 'cba']
         """
-        inputs = [texts] if isinstance(texts, str) else list(texts)
+        inputs = read_inputs(texts, system)
         if sampling is None:
             sampling = Sampling(
                 temperature=temperature, top_k=top_k, top_p=top_p, seed=seed
@@ -149,7 +152,7 @@ class TextModel:
 
     def stream(
         self,
-        text: str,
+        text: str | Sequence[Any],
         *,
         adapter: str | None = None,
         prompt_id: int | None = None,
@@ -161,7 +164,7 @@ class TextModel:
         """Yields the continuation of a text, piece by piece.
 
         Args:
-          text: the text.
+          text: the text, or a conversation; see `generate`.
           adapter: name of its adapter; see `generate`.
           prompt_id: prompt of the text, if the adapter has more than one.
           sampling: how tokens are chosen; None for greedy.
@@ -185,7 +188,8 @@ class TextModel:
             adapter=adapter,
             prompt_id=prompt_id,
         )
-        yield from self.texts.stream(self.texts.request(text, settings))
+        (given,) = read_inputs([text], system)
+        yield from self.texts.stream(self.texts.request(given, settings))
 
     def loglikelihood(
         self,

@@ -277,6 +277,12 @@ class Texts:
         if isinstance(given, str):
             return encoding.encode(given)
         if isinstance(given, Mapping):
+            if encoding.template is None:
+                raise InputError(
+                    f"an input has the keys {shown(sorted(given))}, which only a "
+                    "template of the data joins (DataSource.template), and there is "
+                    "none: give a text"
+                )
             return encoding.encode_keys(given)
         return list(given)
 
