@@ -15,9 +15,9 @@ the stub next to this file, which scripts/make_stub.py writes.
 import importlib
 from typing import Any
 
+from prompt_tuning.core.version import __version__ as __version__
 from prompt_tuning.losses import FACTORIES as OBJECTIVES
 from prompt_tuning.prompts import FACTORIES as PROMPTS
-from prompt_tuning.version import __version__ as __version__
 
 MODULES = {
     "load": "api.tune",

@@ -46,9 +46,13 @@ def room_of(module: str, depth: int) -> str:
     return "/".join(folder) or file.name
 
 
-def test_the_package_has_three_files_beside_its_folders():
+def test_the_package_has_two_files_beside_its_folders():
     files = {file.name for file in FILES if file.parent == PACKAGE}
-    assert files == {"__init__.py", "__main__.py", "version.py"}
+    assert files == {"__init__.py", "__main__.py"}
+
+
+def test_the_package_has_at_most_27_rooms():
+    assert len({room_of(module, 1) for module in MODULES}) <= 27
 
 
 @pytest.mark.parametrize("depth", [1, 2])

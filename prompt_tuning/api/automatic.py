@@ -21,7 +21,13 @@ from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.field_checks import check_value
 from prompt_tuning.core.number_ranges import PositiveNumber
 from prompt_tuning.data.rows.python_rows import naming_rows
-from prompt_tuning.sweep.candidates import (
+from prompt_tuning.training.epochs import steps_of_epochs
+from prompt_tuning.training.member_checks import check_compatible
+from prompt_tuning.training.opening import open_members
+from prompt_tuning.training.progress import python_reporter
+from prompt_tuning.training.run_directory import hold_run
+from prompt_tuning.training.run_plan import plan_run
+from prompt_tuning.training.sweep.candidates import (
     BUDGET,
     CHOICE_FILE,
     EVALUATIONS,
@@ -32,14 +38,12 @@ from prompt_tuning.sweep.candidates import (
     chosen_before,
     winner,
 )
-from prompt_tuning.sweep.sweep_run import Sweep, SweepMember, train_sweep
-from prompt_tuning.sweep.sweep_summary import SweepSummary, summarize, write_summary
-from prompt_tuning.training.epochs import steps_of_epochs
-from prompt_tuning.training.member_checks import check_compatible
-from prompt_tuning.training.opening import open_members
-from prompt_tuning.training.progress import python_reporter
-from prompt_tuning.training.run_directory import hold_run
-from prompt_tuning.training.run_plan import plan_run
+from prompt_tuning.training.sweep.sweep_run import Sweep, SweepMember, train_sweep
+from prompt_tuning.training.sweep.sweep_summary import (
+    SweepSummary,
+    summarize,
+    write_summary,
+)
 
 SETTINGS: Mapping[str, Configured] = {
     "soft": Configured("SoftPrompt", {"length": 20}),

@@ -16,7 +16,7 @@ from prompt_tuning.config.option_checks import default_directory
 from prompt_tuning.config.options import OPTIONS
 from prompt_tuning.core.atomic_files import replace_file, reporting_disk_errors
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.sweep.candidates import (
+from prompt_tuning.training.sweep.candidates import (
     BUDGET,
     CHOICE_FILE,
     EVALUATIONS,
@@ -32,7 +32,7 @@ from prompt_tuning.sweep.candidates import (
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from prompt_tuning.sweep.sweep_summary import SweepSummary
+    from prompt_tuning.training.sweep.sweep_summary import SweepSummary
 
 AUTO = "auto"
 SCHEDULE = "linear"

@@ -27,7 +27,7 @@ from prompt_tuning.core import errors
 from prompt_tuning.core.interrupts import is_output_closed
 from prompt_tuning.core.progress_display import shown_activity
 from prompt_tuning.core.setting_hints import speak_with
-from prompt_tuning.version import __version__
+from prompt_tuning.core.version import __version__
 
 USAGE = "prompt-tuning COMMAND [OPTION ...]"
 DESCRIPTION = "Tunes prompts and adapters in front of frozen language models."

@@ -16,7 +16,7 @@ from prompt_tuning.config.config_values import CONFIG_FILE, IDENTITY_FILE
 from prompt_tuning.config.options import OPTIONS, TABLE
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.file_names import check_links
-from prompt_tuning.sweep.best_member import best_member
+from prompt_tuning.training.sweep.best_member import best_member
 
 if TYPE_CHECKING:
     from prompt_tuning.config.parsed_config import GivenConfig

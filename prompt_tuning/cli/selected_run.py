@@ -19,13 +19,13 @@ from prompt_tuning.config.config_changes import relevant_lines
 from prompt_tuning.config.parsed_config import GivenConfig
 from prompt_tuning.config.run import Run
 from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.core.version import __version__
 from prompt_tuning.data.source_reading import has_pairs, reads_text
-from prompt_tuning.rollouts.rewards import runs_module
 from prompt_tuning.settings.mesh_shape import MeshShape
 from prompt_tuning.training.epochs import steps_of_epochs
+from prompt_tuning.training.rollouts.rewards import runs_module
 from prompt_tuning.tuned.adapter_texts import AdapterTextSettings, with_texts_of
 from prompt_tuning.tuned.prediction import label_settings
-from prompt_tuning.version import __version__
 
 PROCESS_OPTIONS = (
     *("coordinator", "process", "gin_file", "bindings", "run"),

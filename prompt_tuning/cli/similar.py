@@ -120,7 +120,7 @@ def _read_prompts(
     import sys
 
     from prompt_tuning.adapters.prompt_files import read_prompt
-    from prompt_tuning.sweep.best_member import best_member
+    from prompt_tuning.training.sweep.best_member import best_member
 
     prompts = []
     for path in paths:

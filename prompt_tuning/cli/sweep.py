@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
     from prompt_tuning.cli.selected_run import NextCommand
     from prompt_tuning.config.run import Run
-    from prompt_tuning.sweep.sweep_run import Sweep
-    from prompt_tuning.sweep.sweep_summary import SweepSummary
     from prompt_tuning.training.progress import Callback
+    from prompt_tuning.training.sweep.sweep_run import Sweep
+    from prompt_tuning.training.sweep.sweep_summary import SweepSummary
     from prompt_tuning.training.training_result import TrainingResult
 
 HELP = "train many prompts at once over one copy of the frozen model"
@@ -123,10 +123,10 @@ def train_members(
     """
     from prompt_tuning.cli.console import print_lines
     from prompt_tuning.cli.selected_run import NextCommand, report_idle_devices
-    from prompt_tuning.sweep.sweep_run import train_sweep
-    from prompt_tuning.sweep.sweep_summary import summarize, write_summary
     from prompt_tuning.training.progress import make_reporter
     from prompt_tuning.training.run_directory import hold_run
+    from prompt_tuning.training.sweep.sweep_run import train_sweep
+    from prompt_tuning.training.sweep.sweep_summary import summarize, write_summary
 
     variations = _variations(options)
     name = _read_member(options, variations[0]).directory
@@ -151,10 +151,10 @@ def train_members(
 def prepare(options: argparse.Namespace) -> "Sweep":
     """Opens and checks the sweep that the options describe."""
     from prompt_tuning.config import operative_config
-    from prompt_tuning.sweep.sweep_run import Sweep, SweepMember
     from prompt_tuning.training.member_checks import check_compatible
     from prompt_tuning.training.opening import open_members
     from prompt_tuning.training.run_plan import plan_run
+    from prompt_tuning.training.sweep.sweep_run import Sweep, SweepMember
 
     variations = _variations(options)
     # Read and compare all configs before the first model is opened.
@@ -237,7 +237,7 @@ def _show_results(console: "Console", outcome: Outcome) -> None:
     import importlib.util
 
     from prompt_tuning.cli.console import print_lines, print_table
-    from prompt_tuning.sweep.sweep_summary import summary_table
+    from prompt_tuning.training.sweep.sweep_summary import summary_table
     from prompt_tuning.tuned.trained_files import where_trained
 
     sweep, summary = outcome.sweep, outcome.summary
@@ -249,7 +249,7 @@ def _show_results(console: "Console", outcome: Outcome) -> None:
             "no curves were drawn: `pip install matplotlib` enables them",
         )
     elif any(result.log for result in summary.results):
-        from prompt_tuning.sweep.sweep_plot import CURVES_FILE, plot_curves
+        from prompt_tuning.training.sweep.sweep_plot import CURVES_FILE, plot_curves
 
         plot_curves(summary, directory / CURVES_FILE)
         print_lines(console, f"curves: {directory / CURVES_FILE}")

@@ -178,7 +178,7 @@ def _curves(log: Log) -> list[tuple[str, list[int], list[float]]]:
 
 def _newest_answers(directory: Path) -> list[dict[str, Any]]:
     """Returns the newest sampled answers of a run that learns from rewards."""
-    from prompt_tuning.rollouts.rollout_log import ROLLOUTS_FILE
+    from prompt_tuning.training.rollouts.rollout_log import ROLLOUTS_FILE
 
     file = directory / ROLLOUTS_FILE
     if not file.is_file():

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from prompt_tuning.core.version import __version__
 from prompt_tuning.report.calibration_curve import (
     CalibrationPoint,
     calibration_error,
@@ -31,7 +32,6 @@ from prompt_tuning.report.verdict import (
     unit_of,
 )
 from prompt_tuning.training.provenance import STEP
-from prompt_tuning.version import __version__
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,13 +6,13 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
+from prompt_tuning.core.version import __version__
 from prompt_tuning.data.text.chat_templates import chat_template_of, has_chat_template
 from prompt_tuning.decoding.detokenizer import token_name
 from prompt_tuning.server import openai_requests
 from prompt_tuning.server.event_stream import json_response
 from prompt_tuning.server.running_requests import RequestReader, client_of
 from prompt_tuning.server.served_models import ServedModels
-from prompt_tuning.version import __version__
 
 TOKENIZE = ("model", "prompt", "add_special_tokens", "return_token_strs")
 DETOKENIZE = ("model", "tokens")

@@ -19,6 +19,7 @@ import jax
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.resumable_lines import resumable_lines
 from prompt_tuning.core.typed_json import JsonObject, as_object, parse_json
+from prompt_tuning.core.version import __version__
 from prompt_tuning.data.rows.jsonl import JsonLine, parse_lines
 from prompt_tuning.data.text.conversations import (
     conversation_key,
@@ -40,7 +41,6 @@ from prompt_tuning.decoding.request_checks import slot_length
 from prompt_tuning.texts.text_settings import TextSettings
 from prompt_tuning.texts.texts import Given, Texts
 from prompt_tuning.tuned.input_encoding import PROMPT_KEY
-from prompt_tuning.version import __version__
 
 ADAPTER_KEY, PROMPT_ID_KEY, SEED_KEY = "adapter", "prompt_id", "seed"
 LINE, INPUT, RECORD = "line", "input", "record"

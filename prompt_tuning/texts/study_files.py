@@ -23,11 +23,11 @@ from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.core.resumable_lines import resumable_lines
 from prompt_tuning.core.token_weights import COMPLETION, PADDING, PROMPT
 from prompt_tuning.core.typed_json import read_object
+from prompt_tuning.core.version import __version__
 from prompt_tuning.data.examples.context_column import IDS, TEXT
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.texts.study_rows import StudyRow, StudyWriter
 from prompt_tuning.texts.text_study import StudiedTexts, TextStudy
-from prompt_tuning.version import __version__
 
 STUDY_FILE, CHUNKS_FILE, ROWS_FILE = "study.json", "chunks.jsonl", "rows.jsonl"
 CHUNK_KEY = "chunk"

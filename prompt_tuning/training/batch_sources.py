@@ -10,14 +10,14 @@ import jax
 from prompt_tuning import processes
 from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.rollouts.answer_sampler import open_draws
-from prompt_tuning.rollouts.prompt_table import RolloutPrompts
-from prompt_tuning.rollouts.rollout_stream import Metrics, RolloutStream
 from prompt_tuning.training.member_batches import (
     MemberBatches,
     join_members,
     stream_members,
 )
+from prompt_tuning.training.rollouts.answer_sampler import open_draws
+from prompt_tuning.training.rollouts.prompt_table import RolloutPrompts
+from prompt_tuning.training.rollouts.rollout_stream import Metrics, RolloutStream
 from prompt_tuning.training.state import TrainState
 from prompt_tuning.training.throughput import Meter
 from prompt_tuning.training.trainer import Trainer

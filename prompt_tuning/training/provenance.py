@@ -30,8 +30,8 @@ from prompt_tuning.config.run import Run
 from prompt_tuning.core.atomic_files import replace_file
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.typed_json import JsonObject, read_limited, read_object
+from prompt_tuning.core.version import __version__
 from prompt_tuning.pretrained.checkpoint_path import find_checkpoint
-from prompt_tuning.version import __version__
 
 PROVENANCE_FILE = "provenance.json"
 CONFIG, FILES_READ, MEMBERS, PARTS = "config", "files", "members", "parts"

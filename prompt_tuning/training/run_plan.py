@@ -42,7 +42,6 @@ from prompt_tuning.losses.objective import Objective, ObjectiveConfig
 from prompt_tuning.losses.token_objective import NATS_PER_WEIGHT, TokenObjective
 from prompt_tuning.pipeline.pipeline_plan import PipelinePlan
 from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
-from prompt_tuning.rollouts.prompt_table import load_prompts
 from prompt_tuning.settings.trained_tokens import TrainedTokens
 from prompt_tuning.sharding.mesh import build_mesh
 from prompt_tuning.training import pipeline_setup
@@ -55,6 +54,7 @@ from prompt_tuning.training.objective_data import (
     load_learned,
     open_evaluator_of,
 )
+from prompt_tuning.training.rollouts.prompt_table import load_prompts
 from prompt_tuning.training.state import TrainState
 from prompt_tuning.training.transfer import (
     Transfer,

@@ -37,8 +37,8 @@ from prompt_tuning.prompts import adapter_files
 from prompt_tuning.prompts.adapter_kinds import check_kinds, check_prompt_sizes
 from prompt_tuning.settings.pretrained import Pretrained
 from prompt_tuning.settings.prompting import Prompting
-from prompt_tuning.sweep.best_member import best_member
 from prompt_tuning.training.run_directory import IDENTITY_FILE, hold_run
+from prompt_tuning.training.sweep.best_member import best_member
 from prompt_tuning.tuned.export_adapters import (
     convert_for_peft,
     export_adapters,

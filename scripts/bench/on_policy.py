@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 import prompt_tuning as pt
-from prompt_tuning.rollouts.rollout_log import ROLLOUTS_FILE
+from prompt_tuning.training.rollouts.rollout_log import ROLLOUTS_FILE
 
 CONTEXT, VECTORS = 300, 16
 GIVEN, NEW = 6, 32

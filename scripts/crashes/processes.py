@@ -22,9 +22,9 @@ LONGEST = 600.0
 """Timeout of a command in seconds."""
 
 PHASES = {
-    "sampling": "rollouts.answer_sampler:AnswerSampler.__call__",
-    "rewards": "rollouts.reward_calls:RewardCalls.__call__",
-    "recording": "rollouts.rollout_log:RolloutLog.write",
+    "sampling": "training.rollouts.answer_sampler:AnswerSampler.__call__",
+    "rewards": "training.rollouts.reward_calls:RewardCalls.__call__",
+    "recording": "training.rollouts.rollout_log:RolloutLog.write",
     "update": "training.step:CompiledStep.__call__",
     "saving": "checkpoints.run_store.checkpoint_store:CheckpointStore.save",
 }

@@ -33,9 +33,9 @@ def import_package(folder: Path) -> None:
     import prompt_tuning.api.tune
     import prompt_tuning.cli.main
     import prompt_tuning.config.gin_files
-    import prompt_tuning.rollouts.rollout_stream
-    import prompt_tuning.sweep.sweep_plot
-    import prompt_tuning.sweep.sweep_run
+    import prompt_tuning.training.rollouts.rollout_stream
+    import prompt_tuning.training.sweep.sweep_plot
+    import prompt_tuning.training.sweep.sweep_run
     import prompt_tuning.tuned.adapter_conversion  # noqa: F401
     from prompt_tuning.data.preparation import worker_pool
 

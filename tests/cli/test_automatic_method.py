@@ -6,7 +6,7 @@ import pytest
 
 from prompt_tuning.cli import automatic_method
 from prompt_tuning.cli.main import main
-from prompt_tuning.sweep import candidates
+from prompt_tuning.training.sweep import candidates
 from tests.support.small_runs import write_pairs
 
 PAIRS = [("ab=", "AB"), ("cd=", "CD"), ("ef=", "EF"), ("gh=", "GH")]

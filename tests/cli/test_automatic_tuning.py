@@ -6,7 +6,7 @@ import pytest
 
 import prompt_tuning as pt
 from prompt_tuning.api import automatic
-from prompt_tuning.sweep import candidates
+from prompt_tuning.training.sweep import candidates
 
 PAIRS = [("ab=", "AB"), ("cd=", "CD"), ("ef=", "EF"), ("gh=", "GH")]
 

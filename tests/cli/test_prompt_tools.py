@@ -10,7 +10,7 @@ from prompt_tuning.cli.main import main
 from prompt_tuning.pretrained.source import read_vocabulary
 from prompt_tuning.prompts.tools.recycling import METHODS
 from prompt_tuning.settings.pretrained import Pretrained
-from prompt_tuning.sweep.best_member import BEST_FILE
+from prompt_tuning.training.sweep.best_member import BEST_FILE
 from tests.adapters.test_prompt_files import write_adapter
 
 # Vectors along one axis, along another, and between them, of different lengths.

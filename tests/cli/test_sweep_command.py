@@ -14,9 +14,9 @@ import prompt_tuning as pt
 from prompt_tuning.cli.main import main
 from prompt_tuning.cli.variations import parse_variations
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.sweep.sweep_run import DIVERGED_FILE, SWEEP_FILE
 from prompt_tuning.training import opening
 from prompt_tuning.training.metrics_log import METRICS_FILE, read_log
+from prompt_tuning.training.sweep.sweep_run import DIVERGED_FILE, SWEEP_FILE
 from tests.support.small_runs import logged, write_pairs
 
 GRID = ["--vary", "Run.seed=0,1", "--vary", "warmup_linear_decay.peak=0.3,1e38"]

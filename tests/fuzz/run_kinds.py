@@ -15,10 +15,10 @@ from prompt_tuning.checkpoints.run_store import checkpoint_files
 from prompt_tuning.checkpoints.run_store.checkpoint_names import FOLDER
 from prompt_tuning.checkpoints.run_store.checkpoint_state import sealed
 from prompt_tuning.config.gin_files import read_run_directory
-from prompt_tuning.sweep.best_member import BEST_FILE, best_member
-from prompt_tuning.sweep.sweep_run import DIVERGED_FILE, read_diverged
 from prompt_tuning.training.metrics_log import METRICS_FILE, MetricsLog
 from prompt_tuning.training.run_directory import IDENTITY_FILE
+from prompt_tuning.training.sweep.best_member import BEST_FILE, best_member
+from prompt_tuning.training.sweep.sweep_run import DIVERGED_FILE, read_diverged
 from tests.fuzz.fuzz_kind import Kind, file_names_and, run_command
 from tests.fuzz.mutations import mutate_bytes, mutate_json, mutate_text
 from tests.support.orbax_checkpoints import (

@@ -4,7 +4,7 @@ import pytest
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.typed_json import JsonObject
-from prompt_tuning.rollouts.best_answers import BestAnswers
+from prompt_tuning.training.rollouts.best_answers import BestAnswers
 
 BEST = {"prompt": 0, "ids": [3, 1], "logprobs": [-0.5, -1], "rewards": [1.0]}
 

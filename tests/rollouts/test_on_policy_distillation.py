@@ -12,10 +12,10 @@ import pytest
 import prompt_tuning as pt
 from prompt_tuning.cli.main import main
 from prompt_tuning.core.parameters import merge
-from prompt_tuning.rollouts.answer_sampler import AnswerSampler
-from prompt_tuning.rollouts.rollout_log import ROLLOUTS_FILE
 from prompt_tuning.training.batch_sources import RolloutBatches
 from prompt_tuning.training.gradients import gradients
+from prompt_tuning.training.rollouts.answer_sampler import AnswerSampler
+from prompt_tuning.training.rollouts.rollout_log import ROLLOUTS_FILE
 from prompt_tuning.training.run_plan import plan_run
 from prompt_tuning.training.throughput import Meter
 from scripts import skills

@@ -6,8 +6,8 @@ import time
 import pytest
 
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.rollouts.reward_calls import Answer, RewardCalls
-from prompt_tuning.rollouts.rewards import numeric_answer, open_rewards
+from prompt_tuning.training.rollouts.reward_calls import Answer, RewardCalls
+from prompt_tuning.training.rollouts.rewards import numeric_answer, open_rewards
 
 ROW = {"prompt": "2+2=", "completion": "4", "level": 3}
 

@@ -17,11 +17,11 @@ from prompt_tuning.data.batching.batch_plan import BatchPlan
 from prompt_tuning.losses.grpo import SAMPLER_LOGPROBS, GroupPolicy
 from prompt_tuning.losses.objective import Objective
 from prompt_tuning.models.scoring import merge_model
-from prompt_tuning.rollouts.answer_sampler import AnswerSampler
-from prompt_tuning.rollouts.prompt_table import RolloutPrompts
-from prompt_tuning.rollouts.rollout_log import ROLLOUTS_FILE
 from prompt_tuning.training.batch_sources import RolloutBatches
 from prompt_tuning.training.gradients import gradients
+from prompt_tuning.training.rollouts.answer_sampler import AnswerSampler
+from prompt_tuning.training.rollouts.prompt_table import RolloutPrompts
+from prompt_tuning.training.rollouts.rollout_log import ROLLOUTS_FILE
 from prompt_tuning.training.run_plan import plan_run
 from prompt_tuning.training.throughput import Meter
 from tests.support.exhaustive import sample

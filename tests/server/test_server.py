@@ -30,6 +30,7 @@ pytest.importorskip("starlette", reason="needs the extra serve")
 pytest.importorskip("uvicorn", reason="needs the extra serve")
 
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.version import __version__
 from prompt_tuning.server import http_server, openai_requests
 from prompt_tuning.server.http_server import HttpServer
 from prompt_tuning.server.running_requests import RunningRequests
@@ -40,7 +41,6 @@ from prompt_tuning.server.server_limits import (
 )
 from prompt_tuning.texts.text_model import TextModel
 from prompt_tuning.texts.texts import Texts
-from prompt_tuning.version import __version__
 from tests.support.running_server import KEY, RunningServer
 
 TEXT = "reverse: abc ="

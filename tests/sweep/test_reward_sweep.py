@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from prompt_tuning.cli.main import main
-from prompt_tuning.rollouts.answer_sampler import AnswerSampler
-from prompt_tuning.rollouts.rollout_log import ROLLOUTS_FILE
+from prompt_tuning.training.rollouts.answer_sampler import AnswerSampler
+from prompt_tuning.training.rollouts.rollout_log import ROLLOUTS_FILE
 from tests.support.small_runs import Killed, logged, trained_prompt
 
 pytestmark = pytest.mark.slow

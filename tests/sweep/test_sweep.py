@@ -19,10 +19,10 @@ from prompt_tuning.cli import sweep as command
 from prompt_tuning.cli.main import build_parser, main, split_bindings
 from prompt_tuning.config.config_values import CONFIG_FILE
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.sweep.sweep_plot import running_mean
-from prompt_tuning.sweep.sweep_run import DIVERGED_FILE, Sweep, train_sweep
 from prompt_tuning.training import loop
 from prompt_tuning.training.progress import LineReporter
+from prompt_tuning.training.sweep.sweep_plot import running_mean
+from prompt_tuning.training.sweep.sweep_run import DIVERGED_FILE, Sweep, train_sweep
 from tests.support.exhaustive import sample
 from tests.support.small_runs import Killed, kill_at_call, logged, tune
 

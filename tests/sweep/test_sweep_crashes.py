@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import pytest
 from rich.console import Console
 
-from prompt_tuning.sweep.sweep_run import train_sweep
 from prompt_tuning.training.progress import LineReporter
+from prompt_tuning.training.sweep.sweep_run import train_sweep
 from tests.support.crash_states import recorded
 from tests.sweep.test_sweep import bits, prepare
 

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.sweep.best_member import best_member
-from prompt_tuning.sweep.sweep_run import read_diverged
 from prompt_tuning.training.continuation import read_key
 from prompt_tuning.training.early_stopping import Patience
 from prompt_tuning.training.metrics_log import MetricsLog, read_log
 from prompt_tuning.training.run_directory import recorded_model
 from prompt_tuning.training.stored_columns import read_stored, write_stored
+from prompt_tuning.training.sweep.best_member import best_member
+from prompt_tuning.training.sweep.sweep_run import read_diverged
 
 SHAPES = ("[]", "null", "7", '"a"', "{", "", "\0", "[" * 100_000)
 

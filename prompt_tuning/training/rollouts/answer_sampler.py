@@ -25,8 +25,8 @@ from prompt_tuning.decoding.row_progress import first_choices
 from prompt_tuning.decoding.sampling_settings import Sampling
 from prompt_tuning.decoding.token_choice import NO_TOKEN
 from prompt_tuning.pretrained.prompted_model import PromptedModel
-from prompt_tuning.rollouts.prompt_table import RolloutPrompt, RolloutPrompts
 from prompt_tuning.settings.rollout_settings import Rollouts
+from prompt_tuning.training.rollouts.prompt_table import RolloutPrompt, RolloutPrompts
 
 POLICY = "policy"
 """The engine's name for the adapter in training."""

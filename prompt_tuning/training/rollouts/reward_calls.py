@@ -11,7 +11,7 @@ from jaxtyping import Float64
 
 from prompt_tuning.core.errors import InputError, kind_of, shown
 from prompt_tuning.core.number_ranges import as_number
-from prompt_tuning.rollouts.rewards import Reward
+from prompt_tuning.training.rollouts.rewards import Reward
 
 POLL = 0.05
 """Seconds between checks of the time limit."""

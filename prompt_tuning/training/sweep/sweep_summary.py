@@ -13,9 +13,14 @@ from prompt_tuning.checkpoints.run_store import checkpoint_files
 from prompt_tuning.checkpoints.run_store.checkpoint_names import FOLDER
 from prompt_tuning.checkpoints.run_store.checkpoint_selection import KeepBest, best_step
 from prompt_tuning.core.atomic_files import replace_file
-from prompt_tuning.sweep.best_member import BEST_FILE
-from prompt_tuning.sweep.sweep_run import SWEEP_FILE, Sweep, SweepMember, read_diverged
 from prompt_tuning.training.metrics_log import EVALUATION, METRICS_FILE, read_log
+from prompt_tuning.training.sweep.best_member import BEST_FILE
+from prompt_tuning.training.sweep.sweep_run import (
+    SWEEP_FILE,
+    Sweep,
+    SweepMember,
+    read_diverged,
+)
 
 TRAINING_LOSS: KeepBest = ("train loss", "min")
 

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from prompt_tuning.core.typed_json import JsonObject
-from prompt_tuning.rollouts.answer_sampler import SampledAnswer
+from prompt_tuning.training.rollouts.answer_sampler import SampledAnswer
 
 BEST = "best"
 """Field that marks a logged answer as the best one so far."""

@@ -13,8 +13,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from prompt_tuning.core.picture_files import write_picture
-from prompt_tuning.sweep.sweep_summary import MemberResult, SweepSummary
 from prompt_tuning.training.metrics_log import EVALUATION
+from prompt_tuning.training.sweep.sweep_summary import MemberResult, SweepSummary
 
 CURVES_FILE = "curves.png"
 BEST_COLOR = "#c1272d"

@@ -9,7 +9,7 @@ from prompt_tuning.core.errors import InputError, NotFiniteError
 from prompt_tuning.core.typed_json import read_object
 
 if TYPE_CHECKING:
-    from prompt_tuning.sweep.sweep_summary import SweepSummary
+    from prompt_tuning.training.sweep.sweep_summary import SweepSummary
 
 METHODS = (DEFAULT_METHOD, "prefix", "lora")
 FACTORS = (0.3, 1, 3)

@@ -27,9 +27,9 @@ from prompt_tuning.data.text.record_fields import WEIGHTS
 from prompt_tuning.losses.grpo import GRPO, SAMPLER_LOGPROBS
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.pretrained.text_encoding import TextEncoding
-from prompt_tuning.rollouts.rewards import Reward, open_rewards
 from prompt_tuning.settings.data_source import ADVANTAGES, DataSource
 from prompt_tuning.settings.rollout_settings import Rollouts
+from prompt_tuning.training.rollouts.rewards import Reward, open_rewards
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,15 +22,19 @@ from prompt_tuning.data.batching.batches import (
 )
 from prompt_tuning.data.examples.row_readers import Example
 from prompt_tuning.pretrained.prompted_model import PromptedModel
-from prompt_tuning.rollouts.advantages import equal_groups, group_advantages
-from prompt_tuning.rollouts.answer_groups import Group, Rollout
-from prompt_tuning.rollouts.answer_sampler import AnswerSampler, Draws, SampledAnswer
-from prompt_tuning.rollouts.best_answers import BestAnswer, BestAnswers
-from prompt_tuning.rollouts.frozen_scores import FrozenScores
-from prompt_tuning.rollouts.prompt_order import Place, PromptOrder
-from prompt_tuning.rollouts.prompt_table import RolloutPrompt, RolloutPrompts
-from prompt_tuning.rollouts.reward_calls import Answer, RewardCalls
-from prompt_tuning.rollouts.rollout_log import RolloutLog
+from prompt_tuning.training.rollouts.advantages import equal_groups, group_advantages
+from prompt_tuning.training.rollouts.answer_groups import Group, Rollout
+from prompt_tuning.training.rollouts.answer_sampler import (
+    AnswerSampler,
+    Draws,
+    SampledAnswer,
+)
+from prompt_tuning.training.rollouts.best_answers import BestAnswer, BestAnswers
+from prompt_tuning.training.rollouts.frozen_scores import FrozenScores
+from prompt_tuning.training.rollouts.prompt_order import Place, PromptOrder
+from prompt_tuning.training.rollouts.prompt_table import RolloutPrompt, RolloutPrompts
+from prompt_tuning.training.rollouts.reward_calls import Answer, RewardCalls
+from prompt_tuning.training.rollouts.rollout_log import RolloutLog
 
 SHORTEST_ROW = 32
 """Answers are padded to this length, its doubles, or the maximum, to compile little."""

@@ -8,11 +8,11 @@ import numpy as np
 from jaxtyping import Float64
 
 from prompt_tuning.data.batching.batch_plan import PlannedBatch
-from prompt_tuning.rollouts.advantages import equal_groups
-from prompt_tuning.rollouts.answer_sampler import SampledAnswer
-from prompt_tuning.rollouts.best_answers import BEST, BestAnswer
-from prompt_tuning.rollouts.prompt_order import Place
-from prompt_tuning.rollouts.prompt_table import RolloutPrompt
+from prompt_tuning.training.rollouts.advantages import equal_groups
+from prompt_tuning.training.rollouts.answer_sampler import SampledAnswer
+from prompt_tuning.training.rollouts.best_answers import BEST, BestAnswer
+from prompt_tuning.training.rollouts.prompt_order import Place
+from prompt_tuning.training.rollouts.prompt_table import RolloutPrompt
 
 
 @dataclasses.dataclass(frozen=True)
