@@ -39,29 +39,24 @@ def _read_gemma3(settings: HuggingFaceSettings) -> ModelFields:
     }
 
 
-def _read_gemma3_with_images(settings: HuggingFaceSettings) -> ModelFields:
-    readers = {"gemma3_text": _read_gemma3}
-    return text_part.read_text_part(
-        settings, readers, tied=True, defaults=TEXT_DEFAULTS
-    )
-
-
 GEMMA3_TEXT = GEMMA.like(
     "gemma3_text",
     "Gemma 3, text models",
     _read_gemma3,
     prefix_aliases=text_part.ALIASES,
 )
-GEMMA3 = GEMMA3_TEXT.like(
+GEMMA3 = text_part.with_images(
+    GEMMA3_TEXT,
     "gemma3",
     "Gemma 3 with images (text model only)",
-    _read_gemma3_with_images,
-    **text_part.FIELDS,
+    {"gemma3_text": _read_gemma3},
+    tied=True,
+    defaults=TEXT_DEFAULTS,
     head_name=text_part.STORED_HEAD,
     unread_parts=("vision_tower", "multi_modal_projector"),
     unread_modules=tuple(
         f"model.vision_tower.encoder.layers.{{}}.self_attn.{name}_proj"
         for name in ("q", "k", "v")
     ),
-    more_inert=text_part.IMAGE_SETTINGS | {"mm_tokens_per_image"},
+    more_inert={"mm_tokens_per_image"},
 )

@@ -28,7 +28,7 @@ from prompt_tuning.families.rotary_settings import (
     read_proportional,
     read_window_rotary,
 )
-from prompt_tuning.families.text_part import part_names, read_text_part
+from prompt_tuning.families.text_part import with_images
 
 DEFAULTS = {
     "vocab_size": 262_144,
@@ -163,10 +163,6 @@ def _full_sizes(
     return width, block.size("num_key_value_heads", groups)
 
 
-def _read_gemma4_with_images(settings: HuggingFaceSettings) -> ModelFields:
-    return read_text_part(settings, {"gemma4_text": _read_gemma4}, tied=True)
-
-
 def _gemma4_recipes(
     config: ModelConfig,
     names: StoredNames,
@@ -238,12 +234,6 @@ def _of_kinds(config: ModelConfig, table: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def _gemma4_text_part(config: ModelConfig, names: StoredNames) -> Recipes:
-    """Returns the recipes of the text part's parameters; see `Family.recipes`."""
-    prefix, head = part_names(names)
-    return _gemma4_recipes(config, names, prefix=prefix, head=head)
-
-
 GEMMA4_TEXT = GEMMA.like(
     "gemma4_text",
     "Gemma 4, text models",
@@ -252,14 +242,14 @@ GEMMA4_TEXT = GEMMA.like(
     prefix_aliases=GEMMA3.prefix_aliases,
     more_inert={"moe_intermediate_size", "num_experts", "top_k_experts"},
 )
-GEMMA4 = GEMMA4_TEXT.like(
+GEMMA4 = with_images(
+    GEMMA4_TEXT,
     "gemma4",
     "Gemma 4 with images and sound (text model only)",
-    _read_gemma4_with_images,
-    recipes=_gemma4_text_part,
-    embedding_tables=GEMMA3.embedding_tables,
+    {"gemma4_text": _read_gemma4},
+    tied=True,
+    recipes=_gemma4_recipes,
     head_name=GEMMA3.head_name,
-    token_parts=GEMMA3.token_parts,
     unread_parts=("vision_tower", "embed_vision", "audio_tower", "embed_audio"),
     unread_modules=tuple(
         f"model.{tower}.layers.{{}}.{name}"

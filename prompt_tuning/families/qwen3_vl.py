@@ -4,10 +4,10 @@ Each part of a head has another kind of position (time, height, width). In texts
 three are the same, so positions are the usual ones.
 """
 
-from prompt_tuning.families import text_part
 from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 from prompt_tuning.families.llama_layout import read_biases, read_rotated
 from prompt_tuning.families.qwen3 import QWEN3
+from prompt_tuning.families.text_part import with_images
 
 
 def _read_qwen3_vl_text(settings: HuggingFaceSettings) -> ModelFields:
@@ -15,16 +15,11 @@ def _read_qwen3_vl_text(settings: HuggingFaceSettings) -> ModelFields:
     return fields | {"query_key_norm": "head", "biases": read_biases(settings)}
 
 
-def _read_qwen3_vl(settings: HuggingFaceSettings) -> ModelFields:
-    readers = {"qwen3_vl_text": _read_qwen3_vl_text}
-    return text_part.read_text_part(settings, readers, tied=False)
-
-
-QWEN3_VL = QWEN3.like(
+QWEN3_VL = with_images(
+    QWEN3,
     "qwen3_vl",
     "Qwen 3 VL (dense; text model only)",
-    _read_qwen3_vl,
-    **text_part.FIELDS,
+    {"qwen3_vl_text": _read_qwen3_vl_text},
+    tied=False,
     unread_parts=("visual",),
-    more_inert=text_part.IMAGE_SETTINGS,
 )

@@ -1,14 +1,12 @@
 """Qwen 3 VL with experts: reads the text model; see `qwen3_vl` on its positions."""
 
-import functools
-
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families import expert_layout
 from prompt_tuning.families.family import Recipes, StoredNames
 from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 from prompt_tuning.families.llama_layout import layout_recipes, read_rotated
 from prompt_tuning.families.qwen3_vl import QWEN3_VL
-from prompt_tuning.families.text_part import part_names, read_text_part
+from prompt_tuning.families.text_part import with_images
 
 
 def _read_qwen3_vl_moe_text(settings: HuggingFaceSettings) -> ModelFields:
@@ -25,8 +23,9 @@ def _read_qwen3_vl_moe_text(settings: HuggingFaceSettings) -> ModelFields:
     }
 
 
-def _qwen3_vl_moe_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
-    prefix, head = part_names(names)
+def _qwen3_vl_moe_recipes(
+    config: ModelConfig, names: StoredNames, prefix: str, head: str
+) -> Recipes:
     modules = expert_layout.ATTENTION | expert_layout.feed_forward_modules(config)
     layout = layout_recipes(config, names, prefix=prefix, head=head, modules=modules)
     return layout | expert_layout.turned_experts(
@@ -34,11 +33,12 @@ def _qwen3_vl_moe_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
     )
 
 
-READERS = {"qwen3_vl_moe_text": _read_qwen3_vl_moe_text}
-QWEN3_VL_MOE = QWEN3_VL.like(
+QWEN3_VL_MOE = with_images(
+    QWEN3_VL,
     "qwen3_vl_moe",
     "Qwen 3 VL (experts; text model only)",
-    functools.partial(read_text_part, readers=READERS, tied=False),
+    {"qwen3_vl_moe_text": _read_qwen3_vl_moe_text},
+    tied=False,
     recipes=_qwen3_vl_moe_recipes,
     more_inert=expert_layout.BALANCING | {"sliding_window"},
 )

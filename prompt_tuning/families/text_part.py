@@ -1,14 +1,16 @@
 """The text part of models that also read images; texts do not pass the other parts."""
 
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable, Mapping, Set
 from typing import Any
 
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families.default_positions import with_positions
-from prompt_tuning.families.family import Recipes, StoredNames
+from prompt_tuning.families.family import Family, Recipes, StoredNames
 from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 from prompt_tuning.families.llama_layout import layout_recipes
 
+Reader = Callable[[HuggingFaceSettings], ModelFields]
 TEXT = "text_config"
 STORED, LOADED = "language_model.model.", "model.language_model."
 """Prefix of the text model in most files, and in the model that transformers loads."""
@@ -25,7 +27,7 @@ IMAGE_SETTINGS = frozenset(
 
 def read_text_part(
     settings: HuggingFaceSettings,
-    readers: Mapping[str, Callable[[HuggingFaceSettings], ModelFields]],
+    readers: Mapping[str, Reader],
     *,
     tied: bool,
     defaults: Mapping[str, Any] | None = None,
@@ -48,24 +50,39 @@ def read_text_part(
     }
 
 
-def text_part_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
-    """Returns the recipes of all parameters; see `Family.recipes`."""
-    prefix, head = part_names(names)
-    return layout_recipes(config, names, prefix=prefix, head=head)
+def with_images(
+    text: Family,
+    model_type: str,
+    title: str,
+    readers: Mapping[str, Reader],
+    *,
+    tied: bool,
+    defaults: Mapping[str, Any] | None = None,
+    recipes: Callable[..., Recipes] = layout_recipes,
+    more_inert: Set[str] = frozenset(),
+    **changes: Any,
+) -> Family:
+    """Returns a family with images, of which only the text model is read.
+
+    It is otherwise like `text`. `recipes` takes the arguments `prefix` and `head` of
+    `layout_recipes`; `changes` replace other attributes. For `readers`, `tied` and
+    `defaults` see `read_text_part`.
+    """
+    options = {"readers": readers, "tied": tied, "defaults": defaults}
+    fields = {
+        "recipes": functools.partial(_recipes, recipes=recipes),
+        "embedding_tables": TABLES,
+        "prefix_aliases": ALIASES,
+        "token_parts": (TEXT,),
+        "more_inert": IMAGE_SETTINGS | more_inert,
+    }
+    read = functools.partial(read_text_part, **options)
+    return text.like(model_type, title, read, **(fields | changes))
 
 
-def part_names(names: StoredNames) -> tuple[str, str]:
-    """Returns the prefix of the text model, and the name of an untied head."""
-    return (
-        STORED if TABLES[0] in names else LOADED,
-        STORED_HEAD if STORED_HEAD in names else "lm_head.weight",
-    )
-
-
-FIELDS: dict[str, Any] = {
-    "recipes": text_part_recipes,
-    "embedding_tables": TABLES,
-    "prefix_aliases": ALIASES,
-    "token_parts": (TEXT,),
-}
-"""Fields of a `Family` that all these models have in common."""
+def _recipes(
+    config: ModelConfig, names: StoredNames, recipes: Callable[..., Recipes]
+) -> Recipes:
+    prefix = STORED if TABLES[0] in names else LOADED
+    head = STORED_HEAD if STORED_HEAD in names else "lm_head.weight"
+    return recipes(config, names, prefix=prefix, head=head)
