@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 import jax
 from flax import nnx
@@ -26,6 +27,7 @@ from prompt_tuning.models.layers import Dense
 from prompt_tuning.models.norms import Norm
 from prompt_tuning.models.prefixed import PrefixDecoder, PrefixEncoder
 from prompt_tuning.models.prompted import PromptDecoder, PromptEncoder
+from prompt_tuning.models.transformer import Stack
 from prompt_tuning.prompts.class_rows import NAME as CLASSES
 from prompt_tuning.prompts.class_rows import ClassRows
 from prompt_tuning.prompts.low_rank_adapters import LoRA
@@ -34,6 +36,8 @@ from prompt_tuning.prompts.prompt_module import Attachment, PromptModule
 from prompt_tuning.prompts.token_rows import NAME, TokenRows
 from prompt_tuning.prompts.trained_bias import TrainedBias
 from prompt_tuning.settings.prompting import Prompting
+
+AnyStack = TypeVar("AnyStack", bound=Stack)
 
 ENCODERS: Mapping[Attachment, Callable[..., Encoder]] = {
     Attachment.INPUT: PromptEncoder,
@@ -97,14 +101,16 @@ def build_model(
         if prompt is not None and prompt.attachment is Attachment.KEYS_AND_VALUES:
             # A prefix is no part of the input, and every token sees it in any case.
             prompting = dataclasses.replace(prompting, prefix_attention=False)
-        model = DecoderOnly(key, config, decoder=_decoder(prompt, prompting))
+        model = DecoderOnly(
+            key, config, decoder=_stack(Decoder, DECODERS, prompt, prompting)
+        )
     else:
         check_decoder_prompting(decoder_prompting)
         model = EncoderDecoder(
             key,
             config,
-            encoder=_encoder(prompt, prompting),
-            decoder=_decoder(decoder_prompt, Prompting()),
+            encoder=_stack(Encoder, ENCODERS, prompt, prompting),
+            decoder=_stack(Decoder, DECODERS, decoder_prompt, Prompting()),
         )
     store_as(model, chosen_stores(model) | dict(config.stores))
     add_adapters(model, adapters, named_key(key, "adapters"))
@@ -182,22 +188,17 @@ def check_decoder_prompting(prompting: Prompting | None) -> None:
         )
 
 
-def _encoder(
-    prompt: PromptModule | None, prompting: Prompting
-) -> Callable[..., Encoder]:
+def _stack(
+    plain: Callable[..., AnyStack],
+    prompted: Mapping[Attachment, Callable[..., AnyStack]],
+    prompt: PromptModule | None,
+    prompting: Prompting,
+) -> Callable[..., AnyStack]:
+    """Returns the class of an encoder or a decoder, given its prompt if it has one."""
     if prompt is None:
-        return Encoder
-    encoder = ENCODERS[prompt.attachment]
-    return functools.partial(encoder, prompt=prompt, prompting=prompting)
-
-
-def _decoder(
-    prompt: PromptModule | None, prompting: Prompting
-) -> Callable[..., Decoder]:
-    if prompt is None:
-        return Decoder
-    decoder = DECODERS[prompt.attachment]
-    return functools.partial(decoder, prompt=prompt, prompting=prompting)
+        return plain
+    stack = prompted[prompt.attachment]
+    return functools.partial(stack, prompt=prompt, prompting=prompting)
 
 
 def train_biases(model: LanguageModel, adapters: Sequence[AdapterSpec]) -> None:
@@ -255,13 +256,6 @@ def _check_biases(
                 "adapted projections too: PEFT trains the bias of a whole module, so "
                 "adapt all of its projections, e.g. by its name in LoRA.at"
             )
-
-
-def projections(model: nnx.Module) -> Iterator[tuple[str, Dense]]:
-    """Yields the projections of a model with their paths."""
-    for path, node in nnx.iter_graph(model):
-        if isinstance(node, Dense):
-            yield "/".join(map(str, path)), node
 
 
 def adaptable(

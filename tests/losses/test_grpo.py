@@ -15,7 +15,7 @@ import pytest
 from prompt_tuning.core.batch import Batch
 from prompt_tuning.losses.grpo import GRPO, SAMPLER_LOGPROBS, GroupPolicy
 from prompt_tuning.losses.output_head import OutputHead
-from prompt_tuning.training.rollouts.advantages import group_advantages
+from prompt_tuning.training.rollouts.answer_groups import group_advantages
 
 ROWS, LENGTH, WIDTH, VOCABULARY, LONGEST = 6, 5, 8, 11, 7
 VARIANTS = [

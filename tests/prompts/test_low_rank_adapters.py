@@ -15,7 +15,7 @@ from prompt_tuning.core.adapted_rows import branch_draws, branch_dropout
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import merge, split
 from prompt_tuning.families.hf_folder import read_config
-from prompt_tuning.models.build import adaptable, build_model, projections
+from prompt_tuning.models.build import adaptable, build_model
 from prompt_tuning.models.layers import Dense
 from prompt_tuning.models.scoring import loss_sums
 from prompt_tuning.pretrained.prompted_model import open_pretrained
@@ -294,7 +294,7 @@ def test_dora_is_a_kernel_with_the_given_norms(dtype):
     config = dataclasses.replace(GPT2, parameter_dtype=dtype, width=64)
     spec = LoRA(at=["c_attn"], rank=2, dora=True)
     model = build_model(KEY, config, adapters=[spec])
-    dense = dict(projections(model))[ATTENTION[2]]
+    dense = dict(adaptable(model))[ATTENTION[2]]
     graph, layers = split(dense)
     random = np.random.default_rng(0)
     layers |= {

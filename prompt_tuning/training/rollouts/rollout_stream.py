@@ -22,8 +22,12 @@ from prompt_tuning.data.batching.batches import (
 )
 from prompt_tuning.data.examples.row_readers import Example
 from prompt_tuning.pretrained.prompted_model import PromptedModel
-from prompt_tuning.training.rollouts.advantages import equal_groups, group_advantages
-from prompt_tuning.training.rollouts.answer_groups import Group, Rollout
+from prompt_tuning.training.rollouts.answer_groups import (
+    Group,
+    Rollout,
+    equal_groups,
+    group_advantages,
+)
 from prompt_tuning.training.rollouts.answer_sampler import (
     AnswerSampler,
     Draws,
