@@ -218,6 +218,7 @@ def choose_encoder(
     tokenizer = pairs.tokenizer
     rendered = is_chat or choice.renders_pairs
     if format == "pairs" and not rendered:
+        _warn_of_input(path, record, pairs)
         return pairs
     if format == "alpaca" and not rendered and not has_chat_template(tokenizer):
         line_feed = "\n" if pairs.encode_pair is continued_pair else ""
@@ -231,6 +232,23 @@ def choose_encoder(
     return ConversationEncoder(
         format, LearnedConversations(tokenizer, chat, choice.turns), pairs
     )
+
+
+def _warn_of_input(path: Path, record: Mapping[str, Any], pairs: LineEncoder) -> None:
+    """Warns if pairs have a part of their prompt under another key, as tasks do."""
+    for key in conversations.INPUT_KEYS:
+        if record.get(key) is not None and key not in pairs.own_keys:
+            prompt = pairs.prompt_key
+            advice = "rename it, if it is not a part of the prompt"
+            if prompt == conversations.INSTRUCTION_KEY:
+                advice = (
+                    "leave out the keys of prompt and completion, and both are read"
+                )
+            warnings.warn(
+                f"{path}: the prompt is {prompt!r} alone, and {key!r} is not read: "
+                f"{advice}",
+                stacklevel=2,
+            )
 
 
 def _open_template(

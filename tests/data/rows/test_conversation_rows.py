@@ -141,6 +141,24 @@ def test_only_answers_and_their_end_are_learned(tmp_path, folder):
     assert text == f"the word{EOS}the word again{EOS}"
 
 
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (("instruction", "context", "response"), "'context' is not .*: leave out the "),
+        (("question", "context", "answer"), "'context' is not read: rename it"),
+    ],
+)
+def test_a_part_of_the_prompt_under_another_key_is_named(
+    tmp_path, folder, keys, message
+):
+    prompt, _, completion = keys
+    file = write_jsonl(tmp_path / "lines.jsonl", dict.fromkeys(keys, "a"))
+    with pytest.warns(
+        UserWarning, match=f"lines.jsonl: .*{prompt!r} alone, and {message}"
+    ):
+        load(folder, file, prompt_key=prompt, completion_key=completion)
+
+
 def test_a_message_that_nothing_answers_is_named(tmp_path, folder):
     asking = {"messages": [*TALK, {"role": "user", "content": "and?"}]}
     file = write_jsonl(tmp_path / "lines.jsonl", {"messages": TALK}, asking)
