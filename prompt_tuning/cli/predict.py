@@ -19,6 +19,7 @@ from prompt_tuning.core.number_ranges import (
 )
 from prompt_tuning.core.progress_display import progress_bar
 from prompt_tuning.core.status_line import clear_status
+from prompt_tuning.settings.rollout_settings import NEW_TOKENS
 
 if TYPE_CHECKING:
     from prompt_tuning.config.run import Run
@@ -33,7 +34,6 @@ USAGE = """
   prompt-tuning predict [FILE|TEXT ...] --model PATH --labels LABEL ... [OPTION ...]
   prompt-tuning predict [FILE|TEXT ...] --gin_file FILE [--gin.NAME=VALUE ...]"""
 
-NEW_TOKENS = 64
 PREDICTING = "predicting"
 
 

@@ -21,12 +21,12 @@ from prompt_tuning.core.field_checks import check_fields
 from prompt_tuning.core.parameters import Parameters, merge
 from prompt_tuning.decoding import row_checks, row_encoding
 from prompt_tuning.decoding.request import Completion, EndReason
-from prompt_tuning.decoding.sampling_settings import NEW_TOKENS
 from prompt_tuning.models.attention import KeyValues
 from prompt_tuning.models.cache import Cache
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.models.streams import Context
 from prompt_tuning.pretrained.prompted_model import PromptedModel
+from prompt_tuning.settings.rollout_settings import NEW_TOKENS
 
 IMPOSSIBLE = -1e9
 """Score of a row's unused beams before its first token."""

@@ -12,9 +12,7 @@ from prompt_tuning.decoding.text_constraints import (
     find_constraint,
     schema_text,
 )
-
-NEW_TOKENS = 64
-"""Default maximum number of new tokens."""
+from prompt_tuning.settings.rollout_settings import NEW_TOKENS
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

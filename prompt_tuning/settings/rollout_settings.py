@@ -26,6 +26,10 @@ FROM_PYTHON = "python:"
 """Prefix of the name that stands for a Python function in the config of a run."""
 
 
+NEW_TOKENS = 64
+"""Default maximum number of new tokens of a text."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rollouts:
     """How answers are sampled during training, and how they are rewarded.
@@ -83,7 +87,7 @@ class Rollouts:
     rewards: Sequence[str | RewardFunction] = ()
     weights: Sequence[AnyNumber] | None = None
     group: SampleCount = 8
-    new_tokens: AxisLength = 64
+    new_tokens: AxisLength = NEW_TOKENS
     temperature: SamplingTemperature = 1.0
     stop: Sequence[str] = ()
     advantage: Advantage = "deviation"

@@ -7,7 +7,8 @@ from typing import Any
 from prompt_tuning.core.field_checks import check_fields
 from prompt_tuning.core.number_ranges import NonnegativeInteger, PositiveInteger
 from prompt_tuning.decoding.beam_search import BeamSearch
-from prompt_tuning.decoding.sampling_settings import NEW_TOKENS, Sampling
+from prompt_tuning.decoding.sampling_settings import Sampling
+from prompt_tuning.settings.rollout_settings import NEW_TOKENS
 
 ANSWER_TOKENS = 256
 """Default maximum number of new tokens in a conversation, if there is room."""
