@@ -25,6 +25,11 @@ from prompt_tuning.decoding.row_progress import first_choices, sampling_needs
 from prompt_tuning.decoding.sampling_settings import Sampling
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 
+CHUNK, TOGETHER = 32, 8
+"""Number of tokens per row, and of rows, that are read together."""
+LARGEST_PAGE, PAGE_MULTIPLE = 128, 16
+"""Page sizes: a prompt that is not longer than the largest takes one page."""
+
 
 def runs_in_slots(model: PromptedModel) -> bool:
     """Whether an engine supports the model: one device must hold all weights."""
@@ -68,29 +73,17 @@ def continue_rows(
     numbered = zip(rows, prompt_ids or [0] * len(rows), strict=True)
     hashes = [hash((*row, prompt)) for row, prompt in numbered]
     samples = repetitions(hashes).tolist()
+    given = _GivenRows(model, parameters, rows, sampling, samples, prompt_ids)
     continuations: dict[int, list[int]] = {}
     if runs_in_slots(model):
         numbers: dict[int, list[int]] = {}
         for group in batches:
             numbers.setdefault(group.length, []).extend(group.real)
         for length, chosen in numbers.items():
-            continuations |= continue_in_slots(
-                model,
-                parameters,
-                rows,
-                chosen,
-                length,
-                sampling,
-                samples=samples,
-                slots=batch_size,
-                prompt_ids=prompt_ids,
-                on_ended=on_batch,
-            )
+            continuations |= given.in_slots(chosen, length, batch_size, on_batch)
     else:
         for group in batches:
-            continuations |= _continue_batch(
-                model, parameters, rows, group, sampling, samples, prompt_ids
-            )
+            continuations |= given.in_batch(group)
             if on_batch is not None:
                 on_batch(len(group.real))
     return [continuations[index] for index in range(len(rows))]
@@ -108,47 +101,112 @@ def _check_options(sampling: Sampling) -> None:
         )
 
 
-def _continue_batch(
-    model: PromptedModel,
-    parameters: Parameters,
-    rows: Sequence[Sequence[int]],
-    group: LengthGroup,
-    sampling: Sampling,
-    samples: Sequence[int],
-    prompt_ids: Sequence[int] | None,
-) -> dict[int, list[int]]:
-    """Continues a batch on a mesh, or layer by layer if weights are streamed."""
-    filled = group.repeated
-    pad_id = model.config.pad_id
-    tokens, lengths = pad_rows([rows[index] for index in filled], pad_id, group.length)
-    ends = (*model.stop_ids, *sampling.ends)
-    prompts = None
-    if prompt_ids is not None:
-        prompts = jnp.array([prompt_ids[index] for index in filled])
-    contents = [content_number(rows[index]) for index in filled]
-    numbers = [samples[index] for index in filled]
-    choices = first_choices(sampling, ends, numbers, contents)
-    inputs = (tokens, lengths, choices, prompts)
-    settings: dict[str, Any] = {
-        "graph": model.graph,
-        "new_tokens": sampling.new_tokens,
-        "needs": sampling_needs(sampling),
-        "pad_id": pad_id,
-    }
-    if model.weight_storage.by_layer:
-        everything = model.by_layer(parameters)
-        with status("generating; each token reads all streamed weights"):
-            generated = continue_batch_streamed(everything, *inputs, **settings)
-    else:
-        # Show only shapes that are compiled.
-        with status():
-            generated = np.asarray(
-                continue_batch(parameters, *inputs, **settings, layout=model.layout)
+@dataclasses.dataclass(frozen=True)
+class _GivenRows:
+    """Rows to continue, by index; see `continue_rows`.
+
+    `samples` are the numbers of their samples, which differ for equal rows.
+    """
+
+    model: PromptedModel
+    parameters: Parameters
+    rows: Sequence[Sequence[int]]
+    sampling: Sampling
+    samples: Sequence[int]
+    prompt_ids: Sequence[int] | None
+
+    def in_batch(self, group: LengthGroup) -> dict[int, list[int]]:
+        """Continues a batch on a mesh, or layer by layer if weights are streamed."""
+        model, sampling, filled = self.model, self.sampling, group.repeated
+        chosen, pad_id = [self.rows[index] for index in filled], model.config.pad_id
+        tokens, lengths = pad_rows(chosen, pad_id, group.length)
+        ends = (*model.stop_ids, *sampling.ends)
+        prompts = None
+        if self.prompt_ids is not None:
+            prompts = jnp.array([self.prompt_ids[index] for index in filled])
+        numbers = [self.samples[index] for index in filled]
+        contents = list(map(content_number, chosen))
+        choices = first_choices(sampling, ends, numbers, contents)
+        inputs = (tokens, lengths, choices, prompts)
+        settings: dict[str, Any] = {
+            "graph": model.graph,
+            "new_tokens": sampling.new_tokens,
+            "needs": sampling_needs(sampling),
+            "pad_id": pad_id,
+        }
+        if model.weight_storage.by_layer:
+            everything = model.by_layer(self.parameters)
+            with status("generating; each token reads all streamed weights"):
+                generated = continue_batch_streamed(everything, *inputs, **settings)
+        else:
+            settings["layout"] = model.layout
+            # Show only shapes that are compiled.
+            with status():
+                generated = continue_batch(self.parameters, *inputs, **settings)
+                generated = np.asarray(generated)
+        return {
+            index: strip_end(row, ends)
+            for index, row in zip(group.real, generated.tolist(), strict=False)
+        }
+
+    def in_slots(
+        self,
+        numbers: Sequence[int],
+        length: int,
+        slots: int,
+        on_ended: Callable[[int], None] | None,
+    ) -> Iterator[tuple[int, list[int]]]:
+        """Continues some rows, and yields the index and new tokens of each.
+
+        A row joins when another one ends. The rows have at most `length` tokens.
+        `on_ended` is called with a number of rows when these have ended.
+        """
+        order, prompts = list(numbers), self.prompt_ids
+        if prompts is not None:
+            # Rows that run together attend to few prompts.
+            order.sort(key=prompts.__getitem__)
+        engine = self._open_engine(len(order), length, slots)
+        handles = [
+            engine.submit(
+                Request(
+                    ids=self.rows[number],
+                    prompt_id=None if prompts is None else prompts[number],
+                    sampling=self.sampling,
+                    first_sample=self.samples[number],
+                )
             )
-    return {
-        index: strip_end(row, ends)
-        for index, row in zip(group.real, generated.tolist(), strict=False)
-    }
+            for number in order
+        ]
+        while not engine.idle:
+            # Show only programs that are compiled.
+            with status():
+                pieces = engine.step()
+            ended = sum(piece.completion is not None for piece in pieces)
+            if ended and on_ended is not None:
+                on_ended(ended)
+        for number, handle in zip(order, handles, strict=True):
+            yield number, list(handle.completions[0].ids)
+
+    def _open_engine(self, count: int, length: int, slots: int) -> DecodingEngine:
+        """Opens an engine whose programs calls with similar rows share.
+
+        It has `slots` slots, or the next power of two if there are fewer rows.
+        """
+        model, sampling, used = self.model, self.sampling, slots_for(count, slots)
+        # Tokens are decoded only for settings that concern their text.
+        if not (sampling.stop or sampling_needs(sampling).masked):
+            model = dataclasses.replace(model, tokenizer=None)
+        page = -(-model.prompt_length // PAGE_MULTIPLE) * PAGE_MULTIPLE
+        return DecodingEngine(
+            model,
+            self.parameters,
+            slots=used,
+            length=positions_taken(model, length, sampling.new_tokens),
+            chunk=CHUNK,
+            page=min(max(page, PAGE_MULTIPLE), LARGEST_PAGE),
+            together=min(TOGETHER, used),
+            adapted=True,
+        )
 
 
 def _batches(
@@ -167,86 +225,4 @@ def _batches(
         batch_size=batch_size,
         maximum_length=room,
         row_parts=model.interface.rows.parts,
-    )
-
-
-CHUNK, TOGETHER = 32, 8
-"""Number of tokens per row, and of rows, that are read together."""
-
-LARGEST_PAGE, PAGE_MULTIPLE = 128, 16
-"""Page sizes: a prompt that is not longer than the largest takes one page."""
-
-
-def continue_in_slots(
-    model: PromptedModel,
-    parameters: Parameters,
-    rows: Sequence[Sequence[int]],
-    numbers: Sequence[int],
-    length: int,
-    sampling: Sampling,
-    *,
-    samples: Sequence[int],
-    slots: int,
-    prompt_ids: Sequence[int] | None = None,
-    on_ended: Callable[[int], None] | None = None,
-) -> Iterator[tuple[int, list[int]]]:
-    """Continues rows, and yields the number and new tokens of each as it ends.
-
-    `numbers` are the indices of the rows to continue, which have at most `length`
-    tokens. `on_ended` is called with a number of rows when these have ended.
-    """
-    order = list(numbers)
-    if prompt_ids is not None:
-        # Rows that run together attend to few prompts.
-        order.sort(key=lambda number: prompt_ids[number])
-    engine = _open_engine(model, parameters, len(order), length, sampling, slots)
-    handles = [
-        engine.submit(
-            Request(
-                ids=rows[number],
-                prompt_id=None if prompt_ids is None else prompt_ids[number],
-                sampling=sampling,
-                first_sample=samples[number],
-            )
-        )
-        for number in order
-    ]
-    while not engine.idle:
-        # Show only programs that are compiled.
-        with status():
-            pieces = engine.step()
-        ended = sum(piece.completion is not None for piece in pieces)
-        if ended and on_ended is not None:
-            on_ended(ended)
-    for number, handle in zip(order, handles, strict=True):
-        yield number, list(handle.completions[0].ids)
-
-
-def _open_engine(
-    model: PromptedModel,
-    parameters: Parameters,
-    count: int,
-    length: int,
-    sampling: Sampling,
-    slots: int,
-) -> DecodingEngine:
-    """Opens an engine whose programs calls with similar rows share.
-
-    It has `slots` slots, or the next power of two if there are fewer rows.
-    """
-    used = slots_for(count, slots)
-    positions = positions_taken(model, length, sampling.new_tokens)
-    # Tokens are decoded only for settings that concern their text.
-    if not (sampling.stop or sampling_needs(sampling).masked):
-        model = dataclasses.replace(model, tokenizer=None)
-    page = -(-model.prompt_length // PAGE_MULTIPLE) * PAGE_MULTIPLE
-    return DecodingEngine(
-        model,
-        parameters,
-        slots=used,
-        length=positions,
-        chunk=CHUNK,
-        page=min(max(page, PAGE_MULTIPLE), LARGEST_PAGE),
-        together=min(TOGETHER, used),
-        adapted=True,
     )

@@ -59,38 +59,37 @@ class SharedTexts:
         self,
         key: TextKey,
         prompt: PromptPages,
-        parameters: Parameters,
-        graph: nnx.GraphDef,
-        entry: int,
-        pad_id: int,
-        active_from: int | None = None,
+        resident: "ResidentAdapters",
+        adapter: ResidentAdapter,
     ) -> PromptPages:
         """Returns the pages of a prompt and the text after it, which is read if new."""
         if key in self._texts:
             self._texts.move_to_end(key)
             return self._texts[key]
-        ids = key[2]
+        ids, active_from = key[2], None
+        if resident.invokes:
+            active_from = np.array([NEVER if adapter.invocation else 0], np.int32)
         pages, visible, state = list(prompt.pages), list(prompt.visible), prompt.state
         for start in range(0, len(ids), self._page):
             part = ids[start : start + self._page]
-            tokens = np.full((1, self._page), pad_id, np.int32)
+            tokens = np.full((1, self._page), resident.model.config.pad_id, np.int32)
             tokens[0, : len(part)] = part
             row = RowStates(
                 np.zeros(1, np.int32),
                 np.array([prompt.length + start], np.int32),
                 np.array([True]),
-                np.array([entry], np.int32),
+                np.array([resident.entry(adapter)], np.int32),
                 np.array([visible], np.int32).reshape(1, -1),
-                None if active_from is None else np.array([active_from], np.int32),
+                active_from,
             )
             page, state = read_page(
-                parameters,
+                resident.parameters,
                 tokens,
                 np.array([len(part)], np.int32),
                 row,
                 tuple(pages),
                 state,
-                graph=graph,
+                graph=resident.graph,
             )
             pages.append(page)
             visible.append(len(part))
@@ -282,15 +281,8 @@ class ResidentAdapters:
                 f"shared_text has the tokens that invoke adapter {adapter.name}, which "
                 "acts from them on: put them into the text of each request"
             )
-        return self._shared.pages(
-            (request.adapter, request.prompt_id, tuple(ids)),
-            prompt,
-            self.parameters,
-            self.graph,
-            self.entry(adapter),
-            self.model.config.pad_id,
-            (NEVER if adapter.invocation else 0) if self.invokes else None,
-        )
+        key = (request.adapter, request.prompt_id, tuple(ids))
+        return self._shared.pages(key, prompt, self, adapter)
 
     def _stack(self) -> None:
         """Rebuilds the adapter tables."""
