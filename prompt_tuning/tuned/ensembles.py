@@ -135,15 +135,15 @@ def evaluate_ensemble(
     expected = [
         ranking.completion_tokens(examples[i], single) for i in range(len(examples))
     ]
-    results = {}
+    voters, results = _Voters(model, parameters, evaluation, rows), {}
     if evaluation.exact_match:
-        answers = _generate(model, parameters, evaluation, rows)
-        chosen = _elect(model, parameters, evaluation, rows, answers, VOTES[vote])
+        answers = voters.generate()
+        chosen = voters.elect(answers, VOTES[vote])
         results["exact_match"] = _ensemble_result(chosen, answers, expected)
     if evaluation.labels:
         labels = ranking.encode_labels(single, evaluation.data, evaluation.labels)
         gold = ranking.gold_label_indices(single, examples, labels, evaluation.labels)
-        nats = _rank_with_prompts(model, parameters, evaluation, rows, labels)
+        nats = voters.rank(labels)
         ranked = nats.argmin(2)
         voted = [VOTES[vote](ranked[:, row], nats[:, row]) for row in range(len(rows))]
         results["label_accuracy"] = _ensemble_result(voted, ranked.tolist(), gold)
@@ -166,92 +166,83 @@ def _ensemble_result(
     return EnsembleResult(right(chosen), tuple(map(right, alone)))
 
 
-def _repeat_for_prompts(model: PromptedModel, rows: Rows) -> tuple[Rows, list[int]]:
-    """Repeats the rows for each prompt, and returns the prompt of each row."""
-    count = model.prompt_count
-    return rows * count, np.repeat(np.arange(count), len(rows)).tolist()
+@dataclasses.dataclass(frozen=True)
+class _Voters:
+    """The prompts of a model, which answer the rows of an evaluation."""
 
+    model: PromptedModel
+    parameters: Parameters
+    evaluation: Evaluation
+    rows: Rows
 
-def _rank_with_prompts(
-    model: PromptedModel,
-    parameters: Parameters,
-    evaluation: Evaluation,
-    rows: Rows,
-    labels: Rows,
-) -> Float[np.ndarray, "k n C"]:
-    """Computes the cost of each label for each row with each prompt."""
-    add_eos = evaluation.data.add_eos
-    check_rows(model, rows, max(map(len, ranking.add_end(labels, model, add_eos))))
-    repeated, prompt_ids = _repeat_for_prompts(model, rows)
-    nats = ranking.label_nats(
-        model,
-        parameters,
-        repeated,
-        labels,
-        add_eos=add_eos,
-        length_normalize=evaluation.length_normalize,
-        batch_size=evaluation.data.batch_size,
-        prompt_ids=prompt_ids,
-    )
-    return nats.reshape(model.prompt_count, len(rows), len(labels))
+    def _repeated(self, rows: Rows) -> tuple[Rows, list[int]]:
+        """Repeats rows for each prompt, and returns the prompt of each row."""
+        count = self.model.prompt_count
+        return rows * count, np.repeat(np.arange(count), len(rows)).tolist()
 
+    def rank(self, labels: Rows) -> Float[np.ndarray, "k n C"]:
+        """Computes the cost of each label for each row with each prompt."""
+        model, evaluation, rows = self.model, self.evaluation, self.rows
+        add_eos = evaluation.data.add_eos
+        check_rows(model, rows, max(map(len, ranking.add_end(labels, model, add_eos))))
+        repeated, prompt_ids = self._repeated(rows)
+        nats = ranking.label_nats(
+            model,
+            self.parameters,
+            repeated,
+            labels,
+            add_eos=add_eos,
+            length_normalize=evaluation.length_normalize,
+            batch_size=evaluation.data.batch_size,
+            prompt_ids=prompt_ids,
+        )
+        return nats.reshape(model.prompt_count, len(rows), len(labels))
 
-def _generate(
-    model: PromptedModel, parameters: Parameters, evaluation: Evaluation, rows: Rows
-) -> list[Rows]:
-    """Generates the answer of each prompt to each row."""
-    repeated, prompt_ids = _repeat_for_prompts(model, rows)
-    generated = continue_rows(
-        model,
-        parameters,
-        repeated,
-        Sampling(new_tokens=evaluation.new_tokens),
-        batch_size=evaluation.data.batch_size,
-        prompt_ids=prompt_ids,
-    )
-    starts = range(0, len(generated), len(rows))
-    return [generated[start : start + len(rows)] for start in starts]
+    def generate(self) -> list[Rows]:
+        """Generates the answer of each prompt to each row."""
+        repeated, prompt_ids = self._repeated(self.rows)
+        generated = continue_rows(
+            self.model,
+            self.parameters,
+            repeated,
+            Sampling(new_tokens=self.evaluation.new_tokens),
+            batch_size=self.evaluation.data.batch_size,
+            prompt_ids=prompt_ids,
+        )
+        count = len(self.rows)
+        starts = range(0, len(generated), count)
+        return [generated[start : start + count] for start in starts]
 
+    def elect(self, answers: list[Rows], vote: Vote) -> Rows:
+        """Returns the winning answer of each row.
 
-def _elect(
-    model: PromptedModel,
-    parameters: Parameters,
-    evaluation: Evaluation,
-    rows: Rows,
-    answers: list[Rows],
-    vote: Vote,
-) -> Rows:
-    """Returns the winning answer of each row.
-
-    If the prompts' answers differ, all prompts score each of them as a candidate.
-    """
-    count = model.prompt_count
-    by_row = [[prompt[row] for prompt in answers] for row in range(len(rows))]
-    candidates = [_distinct(row_answers) for row_answers in by_row]
-    contested = [row for row, options in enumerate(candidates) if len(options) > 1]
-    winners = [options[0] for options in candidates]
-    if not contested:
+        If the prompts' answers differ, all prompts score each of them as a candidate.
+        """
+        rows, count = self.rows, self.model.prompt_count
+        by_row = [[prompt[row] for prompt in answers] for row in range(len(rows))]
+        candidates = [_distinct(row_answers) for row_answers in by_row]
+        contested = [row for row, options in enumerate(candidates) if len(options) > 1]
+        winners = [options[0] for options in candidates]
+        if not contested:
+            return winners
+        most, longest = max(map(len, candidates)), self.evaluation.new_tokens
+        ended = [_add_ends(candidates[row], self.model, longest) for row in contested]
+        # Every row has as many candidates as the row with most: the last one repeats.
+        equal = [options + options[-1:] * (most - len(options)) for options in ended]
+        repeated, prompt_ids = self._repeated([rows[row] for row in contested])
+        nats = ranking.candidate_nats(
+            self.model,
+            self.parameters,
+            repeated,
+            equal * count,
+            batch_size=self.evaluation.data.batch_size,
+            prompt_ids=prompt_ids,
+        ).reshape(count, len(contested), most)
+        for index, row in enumerate(contested):
+            options = candidates[row]
+            votes = np.array([options.index(answer) for answer in by_row[row]])
+            winners[row] = options[vote(votes, nats[:, index, : len(options)])]
         return winners
-    most = max(len(candidates[row]) for row in contested)
-    ended = [
-        _add_ends(candidates[row], model, evaluation.new_tokens) for row in contested
-    ]
-    # Every row has as many candidates as the row with most: the last one repeats.
-    equal = [options + options[-1:] * (most - len(options)) for options in ended]
-    repeated, prompt_ids = _repeat_for_prompts(model, [rows[row] for row in contested])
-    nats = ranking.candidate_nats(
-        model,
-        parameters,
-        repeated,
-        equal * count,
-        batch_size=evaluation.data.batch_size,
-        prompt_ids=prompt_ids,
-    ).reshape(count, len(contested), most)
-    for index, row in enumerate(contested):
-        options = candidates[row]
-        votes = np.array([options.index(answer) for answer in by_row[row]])
-        winners[row] = options[vote(votes, nats[:, index, : len(options)])]
-    return winners
 
 
 def _add_ends(answers: Rows, model: PromptedModel, new_tokens: int) -> Rows:
