@@ -93,8 +93,8 @@ class GivenScores:
       top: number of most probable tokens computed for each.
     """
 
-    def __init__(self, first: int, count: int):
-        self.first, self._count = first, count
+    def __init__(self, given: Sequence[int], first: int, count: int):
+        self._given, self.first, self._count = given, first, count
         # Few programs: most clients ask only for the most probable token.
         self.top = 1 if count <= 1 else MAXIMUM_LOGPROBS
         self._blocks: list[tuple[int, int, BlockScores]] = []
@@ -105,12 +105,7 @@ class GivenScores:
         return self.first <= other.first and self.top == other.top
 
     def read(
-        self,
-        given: Sequence[int],
-        start: int,
-        hidden: Float[Array, "R C D"],
-        number: int,
-        scorer: Scorer,
+        self, start: int, hidden: Float[Array, "R C D"], number: int, scorer: Scorer
     ) -> None:
         """Scores the token after each token of a chunk.
 
@@ -118,17 +113,15 @@ class GivenScores:
         chunk among them.
         """
         size = hidden.shape[1]
-        end = min(start + size, len(given) - 1) + 1
+        end = min(start + size, len(self._given) - 1) + 1
         for first in range(max(self.first, start + 1), end, BLOCK):
             columns = np.arange(first, min(first + BLOCK, end)) - start - 1
-            self._add(given, first, hidden, number * size + columns, scorer)
+            self._add(first, hidden, number * size + columns, scorer)
         self._ends[start + size] = gather_states(
             hidden, np.array([(number + 1) * size - 1])
         )
 
-    def take_over(
-        self, source: "GivenScores", given: Sequence[int], count: int, scorer: Scorer
-    ) -> None:
+    def take_over(self, source: "GivenScores", count: int, scorer: Scorer) -> None:
         """Takes the scores of the tokens that this row shares with another one.
 
         They share the first `count` tokens, which are whole chunks.
@@ -138,11 +131,10 @@ class GivenScores:
                 self._blocks.append((first, min(size, count - first), scores))
         self._ends |= {n: state for n, state in source._ends.items() if n <= count}
         if count >= self.first:
-            self._add(given, count, source._ends[count], np.zeros(1, int), scorer)
+            self._add(count, source._ends[count], np.zeros(1, int), scorer)
 
     def _add(
         self,
-        given: Sequence[int],
         first: int,
         hidden: Float[Array, "*lead D"],
         numbers: Int[np.ndarray, "N"],
@@ -152,10 +144,11 @@ class GivenScores:
         size = len(numbers)
         padding = (0, BLOCK - size)
         states = gather_states(hidden, np.pad(numbers, padding))
-        tokens = np.pad(np.array(given[first : first + size], np.int32), padding)
+        tokens = np.array(self._given[first : first + size], np.int32)
+        tokens = np.pad(tokens, padding)
         self._blocks.append((first, size, scorer(states, tokens, self.top)))
 
-    def results(self, given: Sequence[int]) -> tuple[TokenLogprob, ...]:
+    def results(self) -> tuple[TokenLogprob, ...]:
         """Returns the scores of all tokens from `first` on."""
         results = []
         for first, size, block in jax.device_get(self._blocks):
@@ -164,6 +157,6 @@ class GivenScores:
             logprobs, ranks = block.logprobs.tolist(), block.ranks.tolist()
             for i in range(max(self.first - first, 0), size):
                 top = tuple(zip(ids[i], values[i], strict=True))
-                score = TokenLogprob(given[first + i], logprobs[i], top, rank=ranks[i])
-                results.append(score)
+                token = self._given[first + i]
+                results.append(TokenLogprob(token, logprobs[i], top, rank=ranks[i]))
         return tuple(results)

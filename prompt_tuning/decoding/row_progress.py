@@ -69,7 +69,8 @@ class RowProgress:
         self.scores = None
         if self.sampling.given_logprobs is not None:
             count = self.sampling.given_logprobs
-            self.scores = GivenScores(handle.request.scored_from, count)
+            first = handle.request.scored_from
+            self.scores = GivenScores(self.given, first, count)
         self.content = content_number(given, self.embeddings)
         separate = model.config.architecture == "encoder_decoder"
         preceding = text_before(handle.request, given, model)
@@ -214,7 +215,7 @@ class RowProgress:
             sample=self.sample,
             given_tokens=len(self.given),
             problem=self.mask.problem if self.mask and reason == "failed" else "",
-            given_logprobs=scores and scores.results(self.given),
+            given_logprobs=scores and scores.results(),
             end_logprob=end and end._replace(offset=len(text)),
         )
         self.handle.completions.append(completion)

@@ -254,8 +254,7 @@ class SlotReader:
             return
         row.written = row.shared
         if row.scores is not None and leader.scores is not None:
-            scorer = self._scorer(row)
-            row.scores.take_over(leader.scores, row.given, row.shared, scorer)
+            row.scores.take_over(leader.scores, row.shared, self._scorer(row))
 
     def _scorer(self, row: RowProgress) -> Scorer:
         """Returns the scorer of a row's tokens; see `score_states`."""
@@ -321,7 +320,7 @@ class SlotReader:
         )
         for i, (_, row) in enumerate(chosen):
             if row.scores is not None:
-                row.scores.read(row.given, row.written, hidden, i, self._scorer(row))
+                row.scores.read(row.written, hidden, i, self._scorer(row))
             row.written += int(counts[i])
             row.ready = row.written == len(row.given)
 
