@@ -22,7 +22,8 @@ NORMS = {"self_attention_norm": "ln_1"}
 
 def _read_gptj(settings: HuggingFaceSettings) -> ModelFields:
     settings.require("tie_word_embeddings", False, TIED_BIAS)
-    fields = read_gpt2_layout(settings)
+    # Its positions are rotary, so that no tensor's shape tells their number.
+    fields = read_gpt2_layout(settings.with_defaults({"n_positions": 2048}))
     head_width = settings.head_width(fields["width"], fields["heads"])
     rotated = read_rotary_dim(settings, head_width, 64)
     return fields | {

@@ -71,3 +71,10 @@ def test_folders_may_leave_out_the_number_of_rotary_positions(
     (tmp_path / "config.json").write_text(json.dumps(settings))
     config = read_config(tmp_path, tied_head=True)
     assert config.maximum_positions == number
+
+
+def test_gpt_j_has_2048_rotary_positions_by_default():
+    """As in transformers' `GPTJConfig`."""
+    sizes = {"n_embd": 128, "n_layer": 2, "n_head": 2, "tie_word_embeddings": False}
+    assert read("gptj", **sizes)["maximum_positions"] == 2048
+    assert read("gptj", **sizes, n_positions=32)["maximum_positions"] == 32
