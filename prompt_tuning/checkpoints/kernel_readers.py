@@ -52,16 +52,10 @@ def published_readers(
     recipe, stored = experts_apart(path, recipe, stored)
     kernel = PublishedKernel(path, shape, recipe, stored, store)
     yield path, turned(kernel.read)
-    yield stores.part_path(path, "scale"), turned(kernel.read_scales)
-    if stores.part_path(path, "zero") in abstract:
-        yield stores.part_path(path, "zero"), turned(kernel.read_zeros)
-    if stores.part_path(path, "order") in abstract:
-        yield stores.part_path(path, "order"), turned(kernel.read_order)
-    if stores.part_path(path, "codebook") in abstract:
-        yield stores.part_path(path, "codebook"), turned(kernel.read_codebooks)
-    if stores.part_path(path, "nested") in abstract:
-        yield stores.part_path(path, "nested"), kernel.read_nested
-        yield stores.part_path(path, "nested_codebook"), kernel.read_nested_codebooks
+    for part in stores.PARTS:
+        if (part_path := stores.part_path(path, part)) in abstract:
+            read = functools.partial(kernel.read_part, part)
+            yield part_path, read if part.startswith("nested") else turned(read)
 
 
 def _oriented(

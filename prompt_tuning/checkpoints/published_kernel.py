@@ -1,11 +1,19 @@
-"""Reads kernels in their stored codes, without rounding again."""
+"""Kernels that keep their published codes: their stores, and how they are read.
 
-from collections.abc import Callable, Mapping, Sequence
+Nothing is rounded again.
+"""
 
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping, Sequence
+
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
-from jaxtyping import Float32, Int16, Int32, Shaped, UInt8
+from jaxtyping import Shaped, UInt8
 
+from prompt_tuning.checkpoints.fused_experts import experts_apart
 from prompt_tuning.checkpoints.quantized.codes import Codes, WidenedTensor
 from prompt_tuning.checkpoints.quantized.scaled_tensors import stretched
 from prompt_tuning.checkpoints.stored_tensors import (
@@ -16,14 +24,25 @@ from prompt_tuning.checkpoints.stored_tensors import (
     by_source,
     check_recipe,
     empty,
+    identity,
     read_blocks,
     tiles,
 )
 from prompt_tuning.core.array_slices import Block, blocks_of, extent, place_in_blocks
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.quantization.nibbles import MIDDLE
-from prompt_tuning.core.quantization.stores import FLOAT8, INT8, Store
+from prompt_tuning.core.quantization.stores import (
+    FLOAT8,
+    INT8,
+    SMALLEST_GROUP,
+    TABLES,
+    UNQUANTIZED,
+    Part,
+    Store,
+    is_kernel,
+)
 
+KERNEL = "/kernel"
 DTYPES = {INT8: np.dtype(np.int8), FLOAT8: np.dtype(ml_dtypes.float8_e4m3fn)}
 
 
@@ -71,91 +90,44 @@ class PublishedKernel:
             results.append(_packed(codes, half)[place_in_blocks(rows, half)])
         return results
 
-    def read_scales(
-        self, parts: Sequence[Block]
-    ) -> list[Shaped[np.ndarray, "*lead out"]]:
-        """Reads blocks of the scales.
+    def read_part(
+        self, part: Part, parts: Sequence[Block]
+    ) -> list[Shaped[np.ndarray, "..."]]:
+        """Reads blocks of an array next to the kernel; see `quantization.stores`.
 
         Raises:
-          InputError: if one is not finite.
+          InputError: if a scale is not finite.
         """
-
-        def scales(name: str, codes: Codes, block: Block) -> np.ndarray:
-            if self._store.nested is not None:
-                assert codes.nested is not None
-                return self._of_groups(codes.nested.values, block)
-            return self._finite(name, codes, self._of_groups(codes.scales, block))
-
-        return self._read_each(parts, self._store.scale_dtype, scales)
-
-    def read_nested(
-        self, parts: Sequence[Block]
-    ) -> list[Float32[np.ndarray, "*lead out"]]:
-        """Reads blocks of the scales' scales; see `read_scales` for errors."""
-
-        def largest(name: str, codes: Codes, block: Block) -> np.ndarray:
-            assert codes.nested is not None
-            numbers = self._recipe.transform.read(codes.nested.largest, block)
-            return self._finite(name, codes, numbers)
-
-        return self._read_each(parts, np.float32, largest)
-
-    def read_nested_codebooks(
-        self, parts: Sequence[Block]
-    ) -> list[Float32[np.ndarray, "*lead n"]]:
-        """Returns each layer's table of scales; see `read_scales` for errors."""
-
-        def table(name: str, codes: Codes, block: Block) -> np.ndarray:
-            assert codes.nested is not None
-            return self._finite(name, codes, codes.nested.table[block])
-
-        return self._read_each(parts, np.float32, table)
-
-    def read_zeros(
-        self, parts: Sequence[Block]
-    ) -> list[Int16[np.ndarray, "*lead out"]]:
-        """Reads blocks of the zero points."""
-        middle = MIDDLE if self._store.packed else 0
-
-        def zeros(_: str, codes: Codes, block: Block) -> np.ndarray:
-            if codes.zeros is None:
-                return np.full(extent(block), middle, np.int16)
-            return self._of_groups(codes.zeros, block)
-
-        return self._read_each(parts, np.int16, zeros)
-
-    def read_order(self, parts: Sequence[Block]) -> list[Int32[np.ndarray, "*lead n"]]:
-        """Reads parts of the order of the inputs."""
-
-        def order(_: str, codes: Codes, block: Block) -> np.ndarray:
-            if codes.order is None:
-                return np.arange(block[0].start, block[0].stop)
-            return codes.order[block]
-
-        return self._read_each(parts, np.int32, order)
-
-    def read_codebooks(
-        self, parts: Sequence[Block]
-    ) -> list[Float32[np.ndarray, "*lead n"]]:
-        """Returns the table of values for each layer."""
-
-        def table(_: str, codes: Codes, block: Block) -> np.ndarray:
-            assert codes.table is not None
-            return codes.table[block]
-
-        return self._read_each(parts, np.float32, table)
-
-    def _read_each(
-        self,
-        parts: Sequence[Block],
-        dtype: type | str,
-        read: Callable[[str, Codes, Block], np.ndarray],
-    ) -> list[np.ndarray]:
-        results = [empty(extent(part), np.dtype(dtype)) for part in parts]
+        dtypes = {"scale": self._store.scale_dtype, "zero": "int16", "order": "int32"}
+        dtype = np.dtype(dtypes.get(part, "float32"))
+        results = [empty(extent(block), dtype) for block in parts]
         for name, layers in by_source(self._recipe, results, parts):
             for layer, block in layers:
-                layer[...] = read(name, self._codes(name), block)
+                layer[...] = self._part_of_layer(part, name, block)
         return results
+
+    def _part_of_layer(self, part: Part, name: str, block: Block) -> np.ndarray:
+        codes = self._codes(name)
+        nested = codes.nested
+        if part == "zero":
+            if codes.zeros is not None:
+                return self._of_groups(codes.zeros, block)
+            return np.full(extent(block), MIDDLE if self._store.packed else 0)
+        if part == "order":
+            order = np.arange(self._size_in) if codes.order is None else codes.order
+            return order[block]
+        if part == "codebook":
+            assert codes.table is not None
+            return codes.table[block]
+        if part == "scale" and self._store.nested is None:
+            return self._finite(name, codes, self._of_groups(codes.scales, block))
+        assert nested is not None
+        if part == "scale":
+            return self._of_groups(nested.values, block)
+        if part == "nested_codebook":
+            return self._finite(name, codes, nested.table[block])
+        largest = self._recipe.transform.read(nested.largest, block)
+        return self._finite(name, codes, largest)
 
     def _finite(self, name: str, codes: Codes, numbers: np.ndarray) -> np.ndarray:
         if not np.isfinite(numbers).all():
@@ -209,3 +181,81 @@ def keeps_inputs(recipe: Recipe) -> bool:
         isinstance(transform, FusedPart) and not transform.in_first
     )
     return recipe.stacked and turned
+
+
+def is_quantized(stored: Mapping[str, StoredTensor]) -> bool:
+    """Tests whether any tensor of a checkpoint is quantized."""
+    return any(isinstance(tensor, WidenedTensor) for tensor in stored.values())
+
+
+def published_stores(
+    recipes: Mapping[str, Recipe], stored: Mapping[str, StoredTensor]
+) -> dict[str, Store]:
+    """Returns the store that holds each parameter exactly as published.
+
+    Kernels keep their codes, and unquantized parameters their dtype. Quantized
+    parameters without such a store become bfloat16, e.g. if groups differ in size, or
+    only some layers or experts of a stack are quantized.
+    """
+    stores = {}
+    for path, recipe in recipes.items():
+        tensors = [stored[name] for name in recipe.sources if name in stored]
+        if tensors:
+            store = _of_table(recipe, stored) if path in TABLES else None
+            if is_kernel(path) and path not in TABLES:
+                store = _of_kernel(path, recipe, stored)
+            stores[path] = store or Store(_widest(tensors))
+    return stores
+
+
+def _of_kernel(
+    path: str, recipe: Recipe, stored: Mapping[str, StoredTensor]
+) -> Store | None:
+    apart, tensors = experts_apart(path, recipe, stored)
+    return _common(list(tensors.values())) if keeps_inputs(apart) else None
+
+
+def _of_table(recipe: Recipe, stored: Mapping[str, StoredTensor]) -> Store | None:
+    """Returns the store of a published table, which is the transpose of a kernel."""
+    if recipe.stacked or recipe.transform is not identity:
+        return None
+    store = _common([stored[name] for name in recipe.sources])
+    if store is None or store.ordered:
+        return None
+    return dataclasses.replace(store, nested=None)
+
+
+def _common(tensors: Sequence[StoredTensor]) -> Store | None:
+    """Returns the store for the codes of all layers; None if there is none."""
+    codes = [codes_of(tensor) for tensor in tensors]
+    present = [held for held in codes if held is not None]
+    names = {held.store.name for held in present}
+    sizes = {held.values.shape[1] for held in present}
+    if len(present) < len(codes) or len(names) > 1 or len(sizes) > 1:
+        return None
+    groups = {held.store.group for held in present}
+    zeros = any(held.zeros is not None for held in present)
+    (size_in,) = sizes
+    ordered = any(held.order is not None for held in present)
+    sizes_of_nested = {held.store.nested for held in present}
+    alike = len(groups) == len(sizes_of_nested) == 1
+    nested = sizes_of_nested.pop() if alike else None
+    (name,) = names
+    if groups == {None} and not zeros:
+        return Store(name)
+    # A larger group is several of the smaller ones with the same scale.
+    group = math.gcd(*(group or size_in for group in groups))
+    return (
+        None
+        if group < min(SMALLEST_GROUP, size_in)
+        else Store(name, group, zeros, ordered, nested)
+    )
+
+
+def _widest(tensors: Sequence[StoredTensor]) -> str:
+    if any(isinstance(tensor, WidenedTensor) for tensor in tensors):
+        return UNQUANTIZED
+    dtypes = {tensor.dtype for tensor in tensors}
+    # Unlike NumPy's, this knows a type for bfloat16 next to float16.
+    widest = functools.reduce(jnp.promote_types, dtypes)
+    return "float32" if widest.name == "float64" else widest.name

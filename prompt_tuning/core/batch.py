@@ -1,9 +1,12 @@
-"""Batches: the arrays that one training or evaluation step runs on."""
+"""Batches: the arrays that one step runs on, and their division among devices."""
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.setting_hints import how_to_set
 
 
 @jax.tree_util.register_dataclass
@@ -125,3 +128,32 @@ class LabelBatch:
 def value_columns(count: int) -> tuple[str, ...]:
     """Names the columns that hold the values of a head's `C` classes."""
     return tuple(f"class_value_{number}" for number in range(count))
+
+
+class RowDivision(NamedTuple):
+    """Devices that share the rows of a batch.
+
+    Attributes:
+      parts: number of equal parts.
+      axes: mesh axes that divide the rows.
+    """
+
+    parts: int = 1
+    axes: tuple[str, ...] = ()
+
+    def check(self, rows: int) -> None:
+        """Checks that a batch of `rows` rows divides evenly.
+
+        Raises:
+          InputError: if it does not; the message gives both numbers.
+        """
+        if rows % self.parts:
+            raise InputError(
+                f"a batch of {rows} rows cannot be divided among {self.parts} "
+                f"devices along {' and '.join(self.axes)}; choose "
+                f"a multiple: {how_to_set('DataSource.batch_size', self.parts)}"
+            )
+
+
+ONE_PART = RowDivision()
+"""The division on a single device."""

@@ -15,9 +15,9 @@ import jax
 import optax
 
 from prompt_tuning.core.adapter_names import LORA_PLUS_RATIO
+from prompt_tuning.core.bounded_updates import MOVING, update_moving_slots
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.field_checks import check_value, checks_arguments
-from prompt_tuning.core.moving_slots import MOVING, update_moving_slots
 from prompt_tuning.core.number_ranges import (
     NonnegativeInteger,
     NonnegativeNumber,

@@ -7,8 +7,8 @@ import numpy as np
 from jaxtyping import Int
 
 from prompt_tuning.core import model_choices
+from prompt_tuning.core.batch import ONE_PART, RowDivision
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.core.row_division import ONE_PART, RowDivision
 from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.data.text.tokenizers import Tokenizer
 

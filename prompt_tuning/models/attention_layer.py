@@ -16,7 +16,7 @@ from prompt_tuning.core.layer_kinds import FULL_ATTENTION, SHARING, attention_si
 from prompt_tuning.core.masks import CausalMask
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import declare, named_key, optional_key
-from prompt_tuning.core.save_policies import ATTENTION, named
+from prompt_tuning.core.recomputation import ATTENTION, named
 from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.models import attention
 from prompt_tuning.models.attention import AttentionSource, KeyValues, ScoreSettings

@@ -32,7 +32,7 @@ from prompt_tuning.core.layer_kinds import (
 )
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import merge, named_key, optional_key, split
-from prompt_tuning.core.save_policies import named
+from prompt_tuning.core.recomputation import named
 from prompt_tuning.models.attention import KeyValues
 from prompt_tuning.models.attention_layer import Attention
 from prompt_tuning.models.experts import MixtureOfExperts

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from prompt_tuning.core.masks import CausalMask
-from prompt_tuning.core.save_policies import ATTENTION, named
+from prompt_tuning.core.recomputation import ATTENTION, named
 from prompt_tuning.models.attention import AttentionSource, KeyValues
 from prompt_tuning.models.fused_kernel import FusedKernel, folding_batches
 

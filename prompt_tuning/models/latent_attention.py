@@ -25,7 +25,7 @@ from jaxtyping import Array, Float, Key
 
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import named_key
-from prompt_tuning.core.save_policies import ATTENTION, named
+from prompt_tuning.core.recomputation import ATTENTION, named
 from prompt_tuning.models import attention
 from prompt_tuning.models.attention import AttentionSource, KeyValues, ScoreSettings
 from prompt_tuning.models.attention_layer import Attention, Projected

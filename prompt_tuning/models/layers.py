@@ -25,7 +25,7 @@ from prompt_tuning.core.parameters import (
 from prompt_tuning.core.quantization.product import StoredKernel, as_float32, multiply
 from prompt_tuning.core.quantization.stores import Store
 from prompt_tuning.core.quantization.tables import QuantizedTable, Table
-from prompt_tuning.core.save_policies import named
+from prompt_tuning.core.recomputation import named
 from prompt_tuning.sharding import collectives
 
 ACTIVATIONS = {

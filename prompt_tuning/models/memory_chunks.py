@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from prompt_tuning.core.save_policies import MEMORY, named
+from prompt_tuning.core.recomputation import MEMORY, named
 
 HIGHEST = jax.lax.Precision.HIGHEST
 FORGOTTEN = -128.0

@@ -7,17 +7,16 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from prompt_tuning.core.block_scan import entries
 from prompt_tuning.core.layer_kinds import KEYS, SHARING, shared_layers
-from prompt_tuning.core.mixed_scan import entries
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import ParameterAxes, logical_axes, merge, split
-from prompt_tuning.core.recomputation import rematerialized
-from prompt_tuning.core.save_policies import ALL_BUT_WEIGHTS
+from prompt_tuning.core.recomputation import ALL_BUT_WEIGHTS, rematerialized
 from prompt_tuning.models.attention import KeyValues
 from prompt_tuning.models.attention_layer import Attention
 from prompt_tuning.models.host_memory import any_on_host, move_to_device
 from prompt_tuning.models.streams import Context, StreamView
-from prompt_tuning.sharding import collectives, parameter_gathering
+from prompt_tuning.sharding import collectives, shard_map
 
 Shared = dict[str, tuple[KeyValues, ...]]
 """Keys and values by the kinds of `layer_kinds.SHARING` that read them."""
@@ -89,8 +88,7 @@ def stacked_key_values(contexts: Sequence[Context]) -> tuple[KeyValues | None, .
 def gathers_weights(axes: Mapping[str, ParameterAxes]) -> bool:
     """Tests whether any parameter is sharded and gathered where it is used."""
     return any(
-        parameter_gathering.needs_gather(known.names, path)
-        for path, known in axes.items()
+        shard_map.needs_gather(known.names, path) for path, known in axes.items()
     )
 
 
@@ -109,7 +107,7 @@ def in_each_block(
 
     def run(layer):
         parameters, inputs = layer
-        whole = parameter_gathering.gather_parameters(move_to_device(parameters), axes)
+        whole = shard_map.gather_parameters(move_to_device(parameters), axes)
         return function(merge(graph, whole), inputs)
 
     if gathers_weights(axes) or any_on_host(parameters):

@@ -15,10 +15,9 @@ from flax import nnx
 from jaxtyping import Array, Float, Key
 
 from prompt_tuning.core import intermediates
-from prompt_tuning.core.block_scan import scan_blocks
+from prompt_tuning.core.block_scan import scan_blocks, scan_mixed
 from prompt_tuning.core.layer_kinds import KEYS, MIXERS, USUAL, kept_by, layer_kinds
 from prompt_tuning.core.masks import Count
-from prompt_tuning.core.mixed_scan import scan_mixed
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import logical_axes, merge, named_key, split
 from prompt_tuning.core.rematerialization import Rematerialization
@@ -57,7 +56,7 @@ from prompt_tuning.models.streams import (
     split_streams,
     state_view,
 )
-from prompt_tuning.sharding import collectives, parameter_gathering
+from prompt_tuning.sharding import collectives, shard_map
 
 
 class Stack(nnx.Module):
@@ -152,7 +151,7 @@ class Stack(nnx.Module):
             parameters, (input_values, cross, key, values, number, extra), past = layer
             hidden = apply_block_inputs(hidden, views, block_inputs, input_values)
             whole = move_to_device(parameters)
-            whole = parameter_gathering.gather_parameters(whole, axes)
+            whole = shard_map.gather_parameters(whole, axes)
             block = cast(Block, merge(graph, whole))
             cross = block.cross_keys_values(cross, encoded, key)
             skip_norm = number == 0 if self.config.unnormed_first else None

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from prompt_tuning.core.save_policies import PINNED
+from prompt_tuning.core.recomputation import PINNED
 from prompt_tuning.pipeline.schedules import Kind
 from prompt_tuning.pipeline.stage_programs import Program, StagePrograms
 from prompt_tuning.pipeline.transport import Mailbox

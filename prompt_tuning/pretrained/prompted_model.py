@@ -20,9 +20,9 @@ from prompt_tuning.checkpoints.restore_plan import RestorePlan, plan_restore
 from prompt_tuning.checkpoints.run_store.orbax_arrays import Leaf
 from prompt_tuning.checkpoints.stored_tensors import PartReader
 from prompt_tuning.core.array_slices import whole
+from prompt_tuning.core.batch import ONE_PART, RowDivision
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import Parameters, describe, merge, named_key, split
-from prompt_tuning.core.row_division import ONE_PART, RowDivision
 from prompt_tuning.core.status_line import status
 from prompt_tuning.data.model_interface import OF_CONFIG, ModelInterface
 from prompt_tuning.data.text.tokenizers import Tokenizer

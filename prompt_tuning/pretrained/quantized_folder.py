@@ -13,8 +13,7 @@ from prompt_tuning.checkpoints.formats.safetensors import (
     open_safetensors,
     write_safetensors,
 )
-from prompt_tuning.checkpoints.published_kernel import keeps_inputs
-from prompt_tuning.checkpoints.published_stores import KERNEL
+from prompt_tuning.checkpoints.published_kernel import KERNEL, keeps_inputs
 from prompt_tuning.checkpoints.quantized.layouts import Layout, Rounding
 from prompt_tuning.checkpoints.quantized.methods import SETTINGS
 from prompt_tuning.checkpoints.stored_tensors import StoredTensor

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from prompt_tuning.checkpoints.formats import t5x_checkpoint
-from prompt_tuning.checkpoints.published_stores import is_quantized, published_stores
+from prompt_tuning.checkpoints.published_kernel import is_quantized, published_stores
 from prompt_tuning.checkpoints.stored_table import StoredTable
 from prompt_tuning.checkpoints.stored_tensors import Recipe, StoredTensor
 from prompt_tuning.core.errors import InputError, shown

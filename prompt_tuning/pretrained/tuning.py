@@ -15,11 +15,11 @@ from prompt_tuning.adapters.adapter import (
 )
 from prompt_tuning.adapters.peft.peft_class_head import without_class_head
 from prompt_tuning.adapters.peft.peft_settings import SEQ_CLS, TOKEN_CLS
+from prompt_tuning.core.bounded_updates import Ball
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.layer_kinds import key_layers
 from prompt_tuning.core.model_choices import Pooling
 from prompt_tuning.core.model_config import ModelConfig
-from prompt_tuning.core.parameter_balls import Ball
 from prompt_tuning.core.parameters import named_key
 from prompt_tuning.families.hf_folder import as_tagger
 from prompt_tuning.pretrained.attention_matching import move_prefix

@@ -8,9 +8,9 @@ import numpy as np
 from jaxtyping import Array, Key
 
 from prompt_tuning.adapters.adapter import PROMPT
+from prompt_tuning.core.bounded_updates import Ball
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.number_ranges import NonnegativeInteger, NonnegativeNumber
-from prompt_tuning.core.parameter_balls import Ball
 from prompt_tuning.core.typed_json import as_object, parse_json, read_limited
 from prompt_tuning.prompts.initializers import Vocabulary, from_array
 from prompt_tuning.prompts.prompt_module import Constant, ExportedPrompt

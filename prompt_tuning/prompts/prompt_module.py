@@ -19,9 +19,9 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from prompt_tuning.adapters.adapter import MULTITASK, PROMPT, Arrays, factorize
+from prompt_tuning.core.bounded_updates import Ball
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.masks import Count
-from prompt_tuning.core.parameter_balls import Ball
 from prompt_tuning.prompts.initializers import Initializer, Vocabulary, uniform
 
 

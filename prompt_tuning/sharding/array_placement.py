@@ -15,7 +15,7 @@ from prompt_tuning.checkpoints.run_store.orbax_arrays import StoredArray
 from prompt_tuning.checkpoints.stored_tensors import PartReader
 from prompt_tuning.core.array_slices import Block, clipped, extent
 from prompt_tuning.core.parameters import ParameterAxes, logical_axes, merge
-from prompt_tuning.core.save_policies import PINNED
+from prompt_tuning.core.recomputation import PINNED
 from prompt_tuning.sharding.mesh_layout import MeshLayout
 
 Tree = TypeVar("Tree")

@@ -15,8 +15,7 @@ from jax.sharding import NamedSharding
 from jaxtyping import Array, Int
 
 from prompt_tuning.core.compilation import return_freed_memory
-from prompt_tuning.core.recomputation import checkpointed
-from prompt_tuning.core.save_policies import ALL_BUT_WEIGHTS
+from prompt_tuning.core.recomputation import ALL_BUT_WEIGHTS, checkpointed
 from prompt_tuning.streaming.traced_loops import LayerLoop, Segment, Values
 
 Cotangents = list[Any]

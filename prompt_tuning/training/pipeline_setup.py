@@ -5,11 +5,11 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from prompt_tuning.config.run import Run
+from prompt_tuning.core.batch import RowDivision
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.layer_kinds import check_alike
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import logical_axes, merge
-from prompt_tuning.core.row_division import RowDivision
 from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.data.batching.batch_plan import BatchPlan, PlannedBatch
 from prompt_tuning.data.model_interface import ModelInterface

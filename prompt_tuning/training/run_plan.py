@@ -20,9 +20,9 @@ from prompt_tuning.config.config_values import (
 from prompt_tuning.config.gin_sources import MAXIMUM_BYTES
 from prompt_tuning.config.run import DataSource, Run
 from prompt_tuning.core import parameter_groups
+from prompt_tuning.core.bounded_updates import stay_in_balls
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.model_choices import WITH_VALUES
-from prompt_tuning.core.parameter_balls import stay_in_balls
 from prompt_tuning.core.parameters import Parameters, named_key
 from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.core.typed_json import read_limited

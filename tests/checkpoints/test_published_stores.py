@@ -13,8 +13,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from prompt_tuning.adapters.merge import write_merged
-from prompt_tuning.checkpoints.published_kernel import PublishedKernel
-from prompt_tuning.checkpoints.published_stores import published_stores
+from prompt_tuning.checkpoints.published_kernel import PublishedKernel, published_stores
 from prompt_tuning.checkpoints.stored_tensors import FusedPart, layered
 from prompt_tuning.core import parameter_groups
 from prompt_tuning.core.errors import InputError
@@ -320,8 +319,8 @@ def test_fused_projections_are_divided_by_output(folders):
     whole = opened(folders["gptq"]).plan.restore()
     for read, path in (
         (kernel.read, DOWN),
-        (kernel.read_scales, part_path(DOWN, "scale")),
-        (kernel.read_zeros, part_path(DOWN, "zero")),
+        (functools.partial(kernel.read_part, "scale"), part_path(DOWN, "scale")),
+        (functools.partial(kernel.read_part, "zero"), part_path(DOWN, "zero")),
     ):
         part = (slice(0, 2), slice(1, 5), slice(3, 20))
         (array,) = read([part])

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from prompt_tuning.checkpoints.quantized.nested_scales import (
+from prompt_tuning.cli.main import main
+from prompt_tuning.core.quantization.scales_in_codes import (
     DYNAMIC_MAP,
     NestedScales,
 )
-from prompt_tuning.cli.main import main
 from prompt_tuning.core.quantization.stores import part_path
 from tests.checkpoints.test_published_stores import CONFIG, DOWN, opened
 from tests.support import dummies

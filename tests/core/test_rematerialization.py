@@ -15,13 +15,12 @@ from flax import nnx
 from prompt_tuning.core import parameter_groups
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.model_config import ModelConfig
-from prompt_tuning.core.recomputation import rematerialized
+from prompt_tuning.core.recomputation import named, rematerialized
 from prompt_tuning.core.rematerialization import (
     BlockRange,
     Rematerialization,
     SavedActivations,
 )
-from prompt_tuning.core.save_policies import named
 from prompt_tuning.losses.objective import LossSums
 from prompt_tuning.losses.token_objective import NATS_PER_WEIGHT
 from prompt_tuning.models import transformer
@@ -341,9 +340,7 @@ def test_gathered_weights_are_not_kept_for_the_backward_pass(family, how):
 def test_gathered_weights_of_all_blocks_are_kept_without_separate_gathering(
     monkeypatch,
 ):
-    monkeypatch.setattr(
-        transformer.parameter_gathering, "needs_gather", lambda *_: False
-    )
+    monkeypatch.setattr(transformer.shard_map, "needs_gather", lambda *_: False)
     actual, blocks = gathered_bytes("llama", Rematerialization())
     assert actual > blocks
 

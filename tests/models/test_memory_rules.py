@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from prompt_tuning.core.recomputation import checkpointed
-from prompt_tuning.core.save_policies import ALL_BUT_WEIGHTS
+from prompt_tuning.core.recomputation import ALL_BUT_WEIGHTS, checkpointed
 from prompt_tuning.models.gated_delta import (
     DeltaInputs,
     chunked_delta,

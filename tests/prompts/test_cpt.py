@@ -13,8 +13,8 @@ import pytest
 import prompt_tuning as pt
 from prompt_tuning.cli.main import main
 from prompt_tuning.core.batch import Batch
+from prompt_tuning.core.bounded_updates import Ball, stay_in_balls
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.core.parameter_balls import Ball, stay_in_balls
 from prompt_tuning.pretrained.prompted_model import open_pretrained
 from prompt_tuning.pretrained.tuning import Tuning
 from prompt_tuning.prompts.cpt import ContextPrompt

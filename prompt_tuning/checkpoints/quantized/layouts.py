@@ -15,11 +15,11 @@ import numpy as np
 from jaxtyping import Float32, Int32, UInt8
 
 from prompt_tuning.checkpoints.formats.safetensors import Entry
-from prompt_tuning.checkpoints.quantized.nested_scales import DYNAMIC_MAP, NestedScales
 from prompt_tuning.checkpoints.quantized.scaled_tensors import WORD_BITS
 from prompt_tuning.checkpoints.stored_tensors import StoredTensor
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.quantization.nibbles import NORMAL_FLOAT, nearest_codes
+from prompt_tuning.core.quantization.scales_in_codes import DYNAMIC_MAP, NestedScales
 from prompt_tuning.core.quantization.stores import INT4, INT8, NF4
 
 CHUNK = 2**20

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, DTypeLike, Float, Float32
+from jaxtyping import Array, DTypeLike, Float, Float32, UInt8
 
 
 def dynamic_map() -> Float32[np.ndarray, "256"]:
@@ -31,6 +31,7 @@ def dynamic_map() -> Float32[np.ndarray, "256"]:
 
 
 DYNAMIC_MAP = dynamic_map()
+_LIMITS = (DYNAMIC_MAP[1:] + DYNAMIC_MAP[:-1]) / 2
 
 
 @jax.tree_util.register_dataclass
@@ -74,9 +75,38 @@ def quantized_scales(
     relative = scales - offset[..., None, None]
     blocks = relative.reshape(*lead, groups // n, n, size_out)
     largest = jnp.abs(blocks).max(-2)
-    limits = jnp.asarray((DYNAMIC_MAP[1:] + DYNAMIC_MAP[:-1]) / 2)
     ratio = blocks / jnp.where(largest == 0, 1, largest)[..., None, :]
-    codes = jnp.searchsorted(limits, ratio).reshape(scales.shape)
+    codes = jnp.searchsorted(jnp.asarray(_LIMITS), ratio).reshape(scales.shape)
     values = jnp.broadcast_to(jnp.asarray(DYNAMIC_MAP), (*lead, 256))
     table = jnp.concatenate([values, offset[..., None]], axis=-1)
     return ScalesInCodes(codes.astype(jnp.uint8), largest, table)
+
+
+@dataclasses.dataclass(frozen=True)
+class NestedScales:
+    """Scales of consecutive weights in codes, as bitsandbytes stores them.
+
+    Attributes:
+      codes: code of each scale.
+      largest: largest difference from the offset in each block of 256 scales.
+      offset: mean of all scales.
+    """
+
+    BLOCK = 256
+    SETTINGS = 320
+    """Length of the settings as JSON, which end with spaces."""
+
+    codes: UInt8[np.ndarray, "blocks"]
+    largest: Float32[np.ndarray, "outer"]
+    offset: float
+
+    @classmethod
+    def of(cls, scales: Float32[np.ndarray, "blocks"]) -> "NestedScales":
+        """Quantizes scales."""
+        offset = np.float32(scales.mean(dtype=np.float64))
+        padding = -len(scales) % cls.BLOCK
+        blocks = np.pad(scales - offset, (0, padding)).reshape(-1, cls.BLOCK)
+        largest = np.abs(blocks).max(1)
+        relative = blocks / np.where(largest == 0, np.float32(1), largest)[:, None]
+        codes = np.searchsorted(_LIMITS, relative.ravel()[: len(scales)])
+        return cls(codes.astype(np.uint8), largest, float(offset))
