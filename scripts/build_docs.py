@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 
 import prompt_tuning as pt
+from prompt_tuning import losses, prompts
 
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "build" / "docs"
@@ -68,7 +69,10 @@ API = {
         "Batch TrainState train_step gradients update Run open_run train",
     ),
 }
-"""Title and names of each page about the Python interface."""
+"""Title and names of each page about the Python interface, in order.
+
+Other objectives and prompts follow on their pages.
+"""
 
 MEMBERS = """\
     options:
@@ -111,9 +115,18 @@ def write_notebooks() -> None:
         page.write_text("\n\n".join(parts))
 
 
+def pages_of_names() -> dict[str, list[str]]:
+    """Returns the names on each page."""
+    pages = {page: names.split() for page, (_, names) in API.items()}
+    listed = {name for names in pages.values() for name in names}
+    pages["methods"] += sorted(set(prompts.FACTORIES) - listed)
+    pages["objectives"] += sorted(set(losses.FACTORIES) - listed)
+    return pages
+
+
 def check_names() -> None:
     """Checks that each public name is on one page."""
-    listed = sorted(name for _, names in API.values() for name in names.split())
+    listed = sorted(name for names in pages_of_names().values() for name in names)
     expected = sorted(set(pt.__all__) - {"__version__"})
     if listed != expected:
         odd = sorted(set(listed) ^ set(expected)) or "a name twice"
@@ -122,9 +135,10 @@ def check_names() -> None:
 
 def write_interface() -> None:
     """Writes the pages about the public names."""
-    for page, (title, names) in API.items():
+    for page, names in pages_of_names().items():
+        title, _ = API[page]
         text = f"# {title}\n\nThe examples begin with `import prompt_tuning as pt`.\n\n"
-        for name in names.split():
+        for name in names:
             text += f"::: prompt_tuning.{name}\n"
             if name in WITH_MEMBERS:
                 text += MEMBERS.format(inherited=WITH_MEMBERS[name])

@@ -132,6 +132,25 @@ def test_a_module_and_a_config_add_a_method_and_a_loss(copy):
     command(copy, "generate", "--run", "run", "--new_tokens", "1", "ab=")
 
 
+@pytest.mark.slow
+def test_the_site_has_a_page_for_an_added_prompt_and_loss(copy):
+    code = (
+        "from scripts import build_docs as site; site.check_names(); "
+        "pages = site.pages_of_names(); "
+        "print('ScaledPrompt' in pages['methods'], "
+        "'SmoothObjective' in pages['objectives'])"
+    )
+    paths = os.pathsep.join([str(copy), str(ROOT)])
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=copy,
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.split() == ["True", "True"], done.stderr
+
+
 def test_a_module_adds_a_command(copy):
     assert "count the shipped configs" in command(copy, "--help")
     configs = (copy / "configs").rglob("*.gin")
