@@ -15,6 +15,13 @@ from prompt_tuning.report.visible_text import visible
 
 WIDTH, HEIGHT = 440, 240
 LEFT, RIGHT, TOP, BOTTOM = 56, 10, 28, 26
+CURVE = Markup('<polyline class="curve {}" points="{}"/>')
+DOT = Markup('<circle class="{}" cx="{:.1f}" cy="{:.1f}" r="{}"/>')
+TICK = Markup(
+    '<line class="grid" x1="{:.1f}" x2="{:.1f}" y1="{}" y2="{}"/>'
+    '<text x="{:.1f}" y="{}" text-anchor="{}">{}</text>'
+)
+"""A vertical line of the grid, and the label of its place."""
 COLORS = 8
 """Number of colors in the style sheet; more runs repeat them with dashes."""
 LARGEST_MATRIX = 64
@@ -106,10 +113,7 @@ def _grid(axes: Axes) -> list[Markup]:
         x = axes.x(step)
         anchor = "end" if x > WIDTH - 30 else "middle"
         parts.append(
-            Markup(
-                '<line class="grid" x1="{:.1f}" x2="{:.1f}" y1="{}" y2="{}"/>'
-                '<text x="{:.1f}" y="{}" text-anchor="{}">{}</text>'
-            ).format(
+            TICK.format(
                 *(x, x, HEIGHT - BOTTOM, HEIGHT - BOTTOM + 4),
                 *(x, HEIGHT - 8, anchor, short_number(step)),
             )
@@ -140,17 +144,19 @@ def _curve(axes: Axes, series: Series) -> Markup:
         for step, value in zip(series.steps, series.values, strict=True)
     )
     kind = "held" if series.kind == HELD_OUT else "train"
-    style = f"{kind} c{series.run % COLORS} d{series.run // COLORS % 3}"
-    curve = Markup('<polyline class="curve {}" points="{}"/>').format(style, points)
+    style = f"{kind} {_run_style(series.run)}"
+    curve = CURVE.format(style, points)
     if len(series.steps) > 40 or (kind == "train" and len(series.steps) > 1):
         return curve
     dots = [
-        Markup('<circle class="{}" cx="{:.1f}" cy="{:.1f}" r="2.5"/>').format(
-            style, axes.x(step), axes.y(value)
-        )
+        DOT.format(style, axes.x(step), axes.y(value), 2.5)
         for step, value in zip(series.steps, series.values, strict=True)
     ]
     return Markup("").join([curve, *dots])
+
+
+def _run_style(run: int) -> str:
+    return f"c{run % COLORS} d{run // COLORS % 3}"
 
 
 def short_number(value: int | float) -> str:
@@ -212,16 +218,8 @@ def draw_calibration(points: Sequence[CalibrationPoint], color: int) -> Markup:
         x, y = at(0, value)
         parts.append(Markup(text).format(x - 4, y + 4, "end", value))
     curve = " ".join("{:.1f},{:.1f}".format(*at(x[0], x[1])) for x in points)
-    parts.append(
-        Markup('<polyline class="curve held {}" points="{}"/>').format(style, curve)
-    )
-    for point in points:
-        x, y = at(point.probability, point.accuracy)
-        parts.append(
-            Markup('<circle class="{}" cx="{:.1f}" cy="{:.1f}" r="3.5"/>').format(
-                style, x, y
-            )
-        )
+    parts.append(CURVE.format(f"held {style}", curve))
+    parts += [DOT.format(style, *at(x.probability, x.accuracy), 3.5) for x in points]
     return Markup("").join(parts)
 
 
@@ -238,12 +236,7 @@ def draw_parallel(axes: Sequence[Axis]) -> Markup:
             for number, axis in enumerate(axes)
             if not math.isnan(place := axis.places[run])
         )
-        style = f"c{run % COLORS} d{run // COLORS % 3}"
-        parts.append(
-            Markup('<polyline class="curve held {}" points="{}"/>').format(
-                style, points
-            )
-        )
+        parts.append(CURVE.format(f"held {_run_style(run)}", points))
     for number, axis in enumerate(axes):
         x = left + number * step
         # Keep long names inside the picture and apart from their neighbors.
@@ -251,10 +244,7 @@ def draw_parallel(axes: Sequence[Axis]) -> Markup:
         place, anchor = ends.get(number, (x, "middle"))
         y = top - 12 - 14 * (number % 2)
         parts.append(
-            Markup(
-                '<line class="grid" x1="{:.1f}" x2="{:.1f}" y1="{}" y2="{}"/>'
-                '<text x="{:.1f}" y="{}" text-anchor="{}">{}</text>'
-            ).format(x, x, top, bottom, place, y, anchor, visible(axis.name))
+            TICK.format(x, x, top, bottom, place, y, anchor, visible(axis.name))
         )
         for place, label in axis.ticks:
             y = bottom - place * (bottom - top)

@@ -54,7 +54,7 @@ class Finding(NamedTuple):
 
 
 Checked = tuple[bool | None, str, *tuple[str, ...]]
-"""What `Finding` has after its title."""
+"""What `Finding` has after its title; the advice is for a suspicious item alone."""
 
 
 def check_run(recorded: RecordedRun, measured: Measurement | None) -> list[Finding]:
@@ -72,7 +72,10 @@ def check_run(recorded: RecordedRun, measured: Measurement | None) -> list[Findi
         "Labels": _labels(measured),
         "Number of examples": _number_of_examples(measured),
     }
-    findings = [Finding(title, *checked) for title, checked in checks.items()]
+    findings = [
+        Finding(title, suspicious, text, *advice if suspicious else ())
+        for title, (suspicious, text, *advice) in checks.items()
+    ]
     return sorted(findings, key=lambda x: not x.suspicious)
 
 
@@ -89,14 +92,13 @@ def _loss_at_start(recorded: RecordedRun, measured: Measurement | None) -> Check
     )
     if measured.bare is not None and "loss" in measured.bare.metrics:
         text += f", no prompt {measured.bare.metrics['loss'].value:.4g} held out"
-    last = losses[-1]
-    if last > uniform:
-        advice = (
-            "the loss never fell below guessing: check that the tokenizer, the "
-            "template and the targets are the model's, and lower the learning rate"
-        )
-        return True, f"{text}; {last:.4g} at the end", advice
-    return False, text
+    if losses[-1] <= uniform:
+        return False, text
+    advice = (
+        "the loss never fell below guessing: check that the tokenizer, the template "
+        "and the targets are the model's, and lower the learning rate"
+    )
+    return True, f"{text}; {losses[-1]:.4g} at the end", advice
 
 
 def _gradient_at_start(recorded: RecordedRun) -> Checked:
@@ -104,13 +106,8 @@ def _gradient_at_start(recorded: RecordedRun) -> Checked:
     if not norms:
         return None, "the log has no gradient norm"
     text = f"norm {norms[0]:.3g} at step {steps[0]:,}"
-    if norms[0] < DEAD_GRADIENT:
-        return (
-            True,
-            text,
-            "nothing reaches what is trained: check the loss weights and placement",
-        )
-    return False, text
+    advice = "nothing reaches what is trained: check the loss weights and placement"
+    return norms[0] < DEAD_GRADIENT, text, advice
 
 
 def _end_of_training(recorded: RecordedRun) -> Checked:
@@ -137,8 +134,7 @@ def _end_of_training(recorded: RecordedRun) -> Checked:
     done, planned = recorded.steps
     if done < planned:
         text += f"; stopped after {done:,} of {planned:,} steps"
-    advice = "train for more steps: the loss was still falling"
-    return bool(falling), text, advice if falling else ""
+    return bool(falling), text, "train for more steps: the loss was still falling"
 
 
 def _mean_at_end(values: Sequence[float]) -> float:
@@ -151,13 +147,11 @@ def _fit_of_training(recorded: RecordedRun) -> Checked:
         return None, "the log has no accuracy"
     mean = _mean_at_end(shares)
     text = f"{100 * mean:.1f} % of the training tokens right at the end"
-    if mean < POOR_FIT:
-        advice = (
-            "it does not fit even what it was trained on: perhaps the frozen model "
-            "cannot do this; try more vectors, another method, rate or model"
-        )
-        return True, text, advice
-    return False, text
+    advice = (
+        "it does not fit even what it was trained on: perhaps the frozen model cannot "
+        "do this; try more vectors, another method, rate or model"
+    )
+    return mean < POOR_FIT, text, advice
 
 
 def _training_against_held_out(recorded: RecordedRun) -> Checked:
@@ -176,13 +170,11 @@ def _training_against_held_out(recorded: RecordedRun) -> Checked:
             "best checkpoint is kept all the same"
         )
         return True, text, advice
-    if held_out[best] > UNSHARED * mean + 1:
-        advice = (
-            "what it learns does not help on held-out data: are both of the same task, "
-            "and is there enough training data?"
-        )
-        return True, text, advice
-    return False, text
+    advice = (
+        "what it learns does not help on held-out data: are both of the same task, and "
+        "is there enough training data?"
+    )
+    return held_out[best] > UNSHARED * mean + 1, text, advice
 
 
 def _norm_of_prompt(recorded: RecordedRun) -> Checked:
@@ -195,10 +187,9 @@ def _norm_of_prompt(recorded: RecordedRun) -> Checked:
         text = f"highest rate {max(rates):.3g}; {text}"
     ratio = norms[-1] / max(norms[0], 1e-12)
     if ratio > GROWN:
-        return (True, text, f"the norm grew {ratio:.0f}-fold: lower the rate")
-    if len(norms) > 1 and abs(ratio - 1) < UNMOVED:
-        return True, text, "the prompt has hardly moved: raise the rate"
-    return False, text
+        return True, text, f"the norm grew {ratio:.0f}-fold: lower the rate"
+    unmoved = len(norms) > 1 and abs(ratio - 1) < UNMOVED
+    return unmoved, text, "the prompt has hardly moved: raise the rate"
 
 
 def _attention_on_prompt(measured: Measurement | None) -> Checked:
@@ -218,9 +209,7 @@ def _attention_on_prompt(measured: Measurement | None) -> Checked:
             "rate, or place it nearer to the completion (Prompting.placement)"
         )
         return True, text, advice
-    if 2 * len(effects.dead) > count:
-        return True, text, "most vectors do nothing: use fewer"
-    return False, text
+    return 2 * len(effects.dead) > count, text, "most vectors do nothing: use fewer"
 
 
 def _left_out(measured: Measurement | None) -> Checked:
@@ -244,13 +233,11 @@ def _answers(measured: Measurement | None) -> Checked:
     text = (
         f"{len(set(answers)):,} different ones; {answer[:60]!r} is {100 * share:.0f} %"
     )
-    if share > SAME_ANSWER and share > wanted + 0.1:
-        advice = (
-            "it answers nearly every input alike: it has learned at most which answer "
-            "is frequent; balance the classes, or train longer"
-        )
-        return True, text, advice
-    return False, text
+    advice = (
+        "it answers nearly every input alike: it has learned at most which answer is "
+        "frequent; balance the classes, or train longer"
+    )
+    return share > max(SAME_ANSWER, wanted + 0.1), text, advice
 
 
 def tuned_predictions(measured: Measurement) -> list[dict]:
@@ -295,6 +282,5 @@ def _number_of_examples(measured: Measurement | None) -> Checked:
     if measured is None:
         return None, "not measured for this page"
     count = len(next(iter(measured.tuned.metrics.values())).rows)
-    if count < FEW_EXAMPLES:
-        return (True, f"{count:,}", "hold more out: so few say little about others")
-    return False, f"{count:,}"
+    advice = "hold more out: so few say little about others"
+    return count < FEW_EXAMPLES, f"{count:,}", advice
