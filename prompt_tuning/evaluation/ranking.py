@@ -15,8 +15,7 @@ from prompt_tuning.data.examples.class_examples import ClassExamples, prompt_par
 from prompt_tuning.data.examples.example_table import Examples
 from prompt_tuning.data.examples.row_readers import Example
 from prompt_tuning.data.text.tokenizers import SPACE_MARKS
-from prompt_tuning.decoding import row_encoding
-from prompt_tuning.decoding.row_checks import check_prompt_ids
+from prompt_tuning.decoding import row_checks, row_encoding
 from prompt_tuning.evaluation.batch_scores import BatchFunction, score_batches
 from prompt_tuning.models.scoring import class_nll, label_nll
 from prompt_tuning.pretrained.prompted_model import PromptedModel
@@ -144,7 +143,7 @@ def score_candidates(
     Yields:
       the indices of each batch's examples, and the function's result for them.
     """
-    check_prompt_ids(model, prompt_ids, len(given))
+    row_checks.check_prompt_ids(model, prompt_ids, len(given))
     if not given:
         return
     count = len(candidates[0])

@@ -21,9 +21,8 @@ from prompt_tuning.data.examples.example_groups import ExampleGroups
 from prompt_tuning.data.examples.example_loading import load_examples
 from prompt_tuning.data.examples.example_table import Examples
 from prompt_tuning.data.source_reading import files_of
-from prompt_tuning.evaluation.example_description import describe_examples
+from prompt_tuning.evaluation import example_description, retrieval
 from prompt_tuning.evaluation.results import EvaluationResult
-from prompt_tuning.evaluation.retrieval import open_texts
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.prompts.tools import inspection
@@ -168,7 +167,7 @@ def measure_run(
         seconds,
         lines,
         no_predictions,
-        describe_examples(first, evaluation.resamples),
+        example_description.describe_examples(first, evaluation.resamples),
         left_out,
         evaluation,
         model.config.vocabulary_size,
@@ -221,7 +220,7 @@ def _training_left_out(
     if size > MAXIMUM_COUNTED:
         return []
     if pooling is not None:
-        return _left_out("training", open_texts(model, run.data, pooling))
+        return _left_out("training", retrieval.open_texts(model, run.data, pooling))
     return _left_out("training", load_examples(run.data, model.interface))
 
 

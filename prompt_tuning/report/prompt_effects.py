@@ -21,10 +21,9 @@ from prompt_tuning.data.batching.plan_batches import plan_batches
 from prompt_tuning.data.examples.example_table import Examples
 from prompt_tuning.evaluation.batch_scores import score_batch
 from prompt_tuning.losses.objective import target_losses
-from prompt_tuning.models.attention_choice import choose_attention
+from prompt_tuning.models import attention_choice, scoring
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.models.row_info import RowInfo
-from prompt_tuning.models.scoring import merge_model
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.prompts import prompt_module
 from prompt_tuning.prompts.prefix import KeyValuePrefix
@@ -81,9 +80,9 @@ def measure_effects(
     """
     if model.layout is not None or model.weight_storage.by_layer:
         return "not measured on several devices, or with weights that are streamed"
-    if choose_attention(model.config).kernel is not None:
+    if attention_choice.choose_attention(model.config).kernel is not None:
         return "not measured, because a fused kernel keeps no weights of attention"
-    prompts = merge_model(model.graph, parameters).prompts()
+    prompts = scoring.merge_model(model.graph, parameters).prompts()
     if not prompts:
         return "no prompt was trained"
     stack, prompt = next(iter(prompts.items()))
@@ -151,7 +150,7 @@ def attention_shares(
 
     `stack` has the prompt; the batch has one example per row.
     """
-    model = merge_model(graph, parameters)
+    model = scoring.merge_model(graph, parameters)
     blocks = getattr(model, stack)
     paths = [f"{stack}/layers/{n}/{ATTENTION_WEIGHTS}" for n in range(blocks.count)]
     with intermediates.capture(paths) as arrays:
@@ -187,12 +186,12 @@ def nats_without(
     What follows a removed vector moves up by one position. `stack` has the prompt; the
     batch has one example per row.
     """
-    prompt = getattr(merge_model(graph, parameters), stack).prompt
+    prompt = getattr(scoring.merge_model(graph, parameters), stack).prompt
     values, count = prompt(), prompt.length
     axis = 2 if isinstance(prompt, KeyValuePrefix) else values.ndim - 2
 
     def nats(kept: Int[Array, "_"]) -> Float[Array, "B"]:
-        model = merge_model(graph, parameters)
+        model = scoring.merge_model(graph, parameters)
         part = jnp.take(values, kept, axis=axis)
         getattr(model, stack).prompt = (
             _KeptPositions(part)

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from prompt_tuning.checkpoints.run_store import checkpoint_names, checkpoint_selection
 from prompt_tuning.checkpoints.run_store.checkpoint_files import read_state
-from prompt_tuning.checkpoints.run_store.checkpoint_names import FOLDER
-from prompt_tuning.checkpoints.run_store.checkpoint_selection import best_or_latest
 from prompt_tuning.config.config_values import CONFIG_FILE, IDENTITY_FILE
 from prompt_tuning.config.gin_sources import MAXIMUM_BYTES
 from prompt_tuning.config.parsed_config import read_values
@@ -63,7 +62,7 @@ class RecordedRun:
             _read_log(directory / METRICS_FILE, damage),
             damage,
             read_object(identity).values if identity.is_file() else {},
-            _read_checkpoint(directory / FOLDER, damage),
+            _read_checkpoint(directory / checkpoint_names.FOLDER, damage),
             data_checksums(directory, config),
             made_with(directory),
         )
@@ -148,7 +147,7 @@ def _read_log(file: Path, damage: list[str]) -> list[dict[str, int | float]]:
 
 def _read_checkpoint(folder: Path, damage: list[str]) -> Mapping[str, Any] | None:
     try:
-        return read_state(best_or_latest(folder, lambda _: None))
+        return read_state(checkpoint_selection.best_or_latest(folder, lambda _: None))
     except InputError as problem:
         damage.append(f"{problem}.")
         return None

@@ -7,8 +7,7 @@ import numpy as np
 from jaxtyping import Int64, Integer
 
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.data.batching import batch_plan
-from prompt_tuning.data.batching.buckets import round_up
+from prompt_tuning.data.batching import batch_plan, buckets
 
 EXAMPLES_PER_ROW = 4
 """Average number of examples in a row of the default length: enough to fill the rows,
@@ -99,7 +98,7 @@ def row_length(
     longest = int(input_lengths.max())
     if packed_length is None:
         total = EXAMPLES_PER_ROW * int(input_lengths.sum())
-        length = round_up(max(longest, -(-total // len(input_lengths))))
+        length = buckets.round_up(max(longest, -(-total // len(input_lengths))))
         return length if maximum_length is None else min(length, maximum_length)
     if packed_length < longest:
         raise InputError(
@@ -158,7 +157,7 @@ def pack_pairs(
     """Packs inputs and targets into separate rows; see `pack_decoder_only`."""
     counts = _round_counts(target_lengths)
     return _cheapest(
-        input_lengths, counts, length, round_up(int(counts.sum())), PAIR_COSTS
+        input_lengths, counts, length, buckets.round_up(int(counts.sum())), PAIR_COSTS
     )
 
 
@@ -179,7 +178,7 @@ def _cheapest(
     for limit in sorted({min(x, maximum_count) for x in (*limits, maximum_count)}):
         rows = _best_fit(input_lengths, counts, length, limit)
         largest = max(int(counts[row].sum()) for row in rows)
-        positions = min(round_up(largest), maximum_count)
+        positions = min(buckets.round_up(largest), maximum_count)
         cost = len(rows) * (costs[0] * length + costs[1] * positions)
         packings.append((cost, positions, rows))
     _, positions, rows = min(packings, key=lambda packing: packing[:2])

@@ -13,8 +13,7 @@ from prompt_tuning.core.batch import value_columns
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.model_choices import ClassProblem
 from prompt_tuning.core.setting_hints import how_to_set
-from prompt_tuning.data.examples import row_readers
-from prompt_tuning.data.examples.example_groups import example_weight
+from prompt_tuning.data.examples import example_groups, row_readers
 from prompt_tuning.data.model_interface import ModelInterface
 from prompt_tuning.data.rows.row_sources import Row, RowBlock
 
@@ -90,7 +89,7 @@ class ClassRowReader:
         return row_readers.Example(
             inputs,
             targets,
-            at_end(np.float32(example_weight(example))),
+            at_end(np.float32(example_groups.example_weight(example))),
             0 if reads_twice else len(prompt),
             example.prompt_id,
             columns={n: at_end(x[completion]) for n, x in example.columns.items()},

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 
 from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.data.rows import text_records, token_columns
 from prompt_tuning.data.rows.jsonl import JsonLine
 from prompt_tuning.data.rows.row_sources import RowSource
-from prompt_tuning.data.rows.text_records import read_records
-from prompt_tuning.data.rows.token_columns import CONTEXTS
 from prompt_tuning.data.text.tokenizers import Tokenizer
 
 TEXT, IDS = "text", "ids"
@@ -38,7 +37,7 @@ class ContextColumn:
         self.key, self._has_table = key, table is not None
         self.contexts: list[ContextText] = []
         if isinstance(table, str):
-            self.contexts += map(_read_context, read_records(Path(table)))
+            self.contexts += map(_read_context, text_records.read_records(Path(table)))
         elif table is not None:
             self.contexts += table
         if self._has_table and not all(self.contexts or [""]):
@@ -74,7 +73,7 @@ class ContextColumn:
     def check(self, rows: RowSource) -> None:
         """Refuses rows without the number of a context."""
         for block in rows.blocks():
-            numbers = block.values.columns[CONTEXTS][:, 0]
+            numbers = block.values.columns[token_columns.CONTEXTS][:, 0]
             wrong = (numbers < 0) | (numbers >= len(self.contexts))
             wrong |= numbers % 1 != 0
             if wrong.any():

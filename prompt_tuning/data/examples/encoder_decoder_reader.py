@@ -7,8 +7,7 @@ from jaxtyping import Float32, Int32, Integer
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.token_weights import PADDING, PROMPT, token_weights
-from prompt_tuning.data.examples import row_readers
-from prompt_tuning.data.examples.row_splitting import find_turns, unpadded_lengths
+from prompt_tuning.data.examples import row_readers, row_splitting
 from prompt_tuning.data.model_interface import ModelInterface
 from prompt_tuning.data.rows.row_sources import Row, RowBlock
 from prompt_tuning.data.rows.tasks import TaskToken
@@ -45,12 +44,12 @@ class EncoderDecoderRowReader:
     def scan(self, block: RowBlock) -> row_readers.ExampleIndex:
         """Returns one example for each turn; see `RowReader`."""
         entries: list[tuple[int, ...]] = []
-        for offset, length in enumerate(unpadded_lengths(block)):
+        for offset, length in enumerate(row_splitting.unpadded_lengths(block)):
             row = block.start + offset
             if block.token_types is None:
                 raise InputError(f"{block.describe(row)}: {TYPES_NEEDED}")
             types = block.token_types[offset]
-            for start, stop in find_turns(types[:length]):
+            for start, stop in row_splitting.find_turns(types[:length]):
                 turn = types[start:stop]
                 if self.skip_unlearned and not _has_target(turn):
                     continue

@@ -20,13 +20,12 @@ from prompt_tuning.data.examples.encoder_decoder_reader import EncoderDecoderRow
 from prompt_tuning.data.examples.example_table import Examples, scan_rows
 from prompt_tuning.data.examples.truncation import truncation_of
 from prompt_tuning.data.model_interface import ModelInterface
-from prompt_tuning.data.rows import line_formats
+from prompt_tuning.data.rows import line_formats, token_columns
 from prompt_tuning.data.rows.hdf5_rows import Hdf5Rows
 from prompt_tuning.data.rows.jsonl import LineEncoder, PairEncoder
 from prompt_tuning.data.rows.jsonl_rows import JsonlRows, RecordEdit, edited_records
 from prompt_tuning.data.rows.row_sources import BlockWeights, RowSource
 from prompt_tuning.data.rows.tasks import Tasks
-from prompt_tuning.data.rows.token_columns import CONTEXTS
 from prompt_tuning.data.rows.word_rows import WordEncoder
 from prompt_tuning.data.text.templates import TokenTemplate
 from prompt_tuning.data.text.tokenizers import Tokenizer, continued_pair, separate_pair
@@ -62,7 +61,7 @@ def load_examples(
         message gives its location.
     """
     if contexts is not None:
-        columns = {**(source.columns or {}), CONTEXTS: contexts.key}
+        columns = {**(source.columns or {}), token_columns.CONTEXTS: contexts.key}
         source, edit = dataclasses.replace(source, columns=columns), contexts.edit
     source_reading.check_source(source, model)
     edit, columns = _with_values(source, model, edit)

@@ -10,23 +10,17 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int32, Int64
 
+from prompt_tuning.core import numpy_files, token_weights, typed_json
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.core.numpy_files import read_npz
-from prompt_tuning.core.token_weights import PADDING
-from prompt_tuning.core.typed_json import parse_json
 from prompt_tuning.data.preparation import tokenizer_files
 from prompt_tuning.data.preparation.example_encoder import ExampleEncoder
 from prompt_tuning.data.preparation.input_files import InputFile
 from prompt_tuning.data.preparation.preparation_settings import Preparation
 from prompt_tuning.data.preparation.record_order import TEST
 from prompt_tuning.data.preparation.records import NO_CATEGORY, Record, RecordReader
-from prompt_tuning.data.rows.csv_rows import read_record
-from prompt_tuning.data.rows.hdf5_rows import INPUT_IDS, TOKEN_TYPE_IDS
+from prompt_tuning.data.rows import csv_rows, hdf5_rows, token_columns
 from prompt_tuning.data.rows.record_spans import RecordSpan
-from prompt_tuning.data.rows.token_columns import LOSS_WEIGHTS
-from prompt_tuning.data.text import chat_templates
-from prompt_tuning.data.text.conversations import MESSAGES_KEY
-from prompt_tuning.data.text.record_fields import TOOLS_KEY, VARIABLES_KEY
+from prompt_tuning.data.text import chat_templates, conversations, record_fields
 from prompt_tuning.data.text.text_encoder import TypedTokens
 from prompt_tuning.data.text.tokenizers import Tokenizer
 
@@ -109,7 +103,7 @@ class EncodedRecords:
     @classmethod
     def load(cls, file: Path) -> "EncodedRecords":
         """Reads a shard; InputError if it is damaged, as a power cut may leave it."""
-        arrays = read_npz(file)
+        arrays = numpy_files.read_npz(file)
         columns = [x for name, x in arrays.items() if name.startswith("column_")]
         records, without_completion, repeated = arrays["counts"].tolist()
         return cls(
@@ -118,7 +112,7 @@ class EncodedRecords:
             records,
             without_completion,
             repeated,
-            parse_json(arrays["problems"].tobytes(), str(file)),
+            typed_json.parse_json(arrays["problems"].tobytes(), str(file)),
             arrays["json_lines"].tobytes(),
         )
 
@@ -134,13 +128,13 @@ def columns(preparation: Preparation) -> dict[str, tuple[np.dtype, int | float]]
     The padding value of `input_ids` depends on the tokenizer; it is 0 here.
     """
     by_name: dict[str, tuple[np.dtype, int | float]] = {
-        INPUT_IDS: (np.dtype("<i4"), 0),
-        TOKEN_TYPE_IDS: (np.dtype("<i4"), PADDING),
+        hdf5_rows.INPUT_IDS: (np.dtype("<i4"), 0),
+        hdf5_rows.TOKEN_TYPE_IDS: (np.dtype("<i4"), token_weights.PADDING),
     }
     if preparation.record.categories:
         by_name[CATEGORY_IDS] = np.dtype("<i4"), NO_CATEGORY
     if preparation.record.weight_key is not None:
-        by_name[LOSS_WEIGHTS] = np.dtype("<f4"), 0.0
+        by_name[token_columns.LOSS_WEIGHTS] = np.dtype("<f4"), 0.0
     return by_name
 
 
@@ -194,7 +188,7 @@ class EncodingWorker:
         parsed: list[ParsedRecord] = []
         for number, (file, descriptor, span, location) in enumerate(self._open(task)):
             try:
-                content = read_record(descriptor, span, location)
+                content = csv_rows.read_record(descriptor, span, location)
                 record = self._reader.read(file, content, location)
             except InputError as problem:
                 problems[number] = str(problem)
@@ -233,7 +227,7 @@ class EncodingWorker:
             if name == CATEGORY_IDS:
                 ids = np.array([r.record.category for r, _ in records], np.int32)
                 tokens[column] = np.repeat(ids, record_lengths)
-            elif name == LOSS_WEIGHTS:
+            elif name == token_columns.LOSS_WEIGHTS:
                 weights = np.array([r.record.weight for r, _ in records], np.float32)
                 # All columns are int32 until they are written: keep the bits.
                 tokens[column] = np.repeat(weights.view(np.int32), record_lengths)
@@ -269,7 +263,11 @@ def _json_line(file: InputFile, content: bytes, record: Record) -> bytes:
         return content.rstrip(b"\r\n") + b"\n"
     if record.chat is not None:
         messages, _, tools, variables, _ = record.chat
-        fields = {MESSAGES_KEY: messages, TOOLS_KEY: tools, VARIABLES_KEY: variables}
+        fields = {
+            conversations.MESSAGES_KEY: messages,
+            record_fields.TOOLS_KEY: tools,
+            record_fields.VARIABLES_KEY: variables,
+        }
         fields = {name: value for name, value in fields.items() if value is not None}
     else:
         turn = record.turns[0]

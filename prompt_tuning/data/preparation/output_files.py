@@ -13,8 +13,7 @@ import yaml
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.typed_json import read_object
-from prompt_tuning.data.preparation import tokenizer_files
-from prompt_tuning.data.preparation.encoding_worker import columns
+from prompt_tuning.data.preparation import encoding_worker, tokenizer_files
 from prompt_tuning.data.preparation.input_files import InputFile
 from prompt_tuning.data.preparation.preparation_settings import Preparation
 from prompt_tuning.data.preparation.record_index import InputSummary
@@ -122,7 +121,7 @@ def _metadata(contents: OutputContents) -> dict[str, Any]:
         "number_of_test_files": len(rows.get(TEST, ())),
         "max_batch_size_train": min(rows.get(TRAIN, [0])),
         "max_batch_size_dev": min(rows.get(DEV, [0])),
-        "data_sets": list(columns(preparation)),
+        "data_sets": list(encoding_worker.columns(preparation)),
         "bos_id": tokenizer.bos_id,
         "eos_id": tokenizer.eos_id,
         "pad_id": tokenizer.pad_id,

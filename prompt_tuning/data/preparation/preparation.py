@@ -8,11 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from prompt_tuning.core import atomic_files
+from prompt_tuning.core import atomic_files, field_checks, typed_json
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.core.field_checks import check_value
 from prompt_tuning.core.progress_display import progress_bar
-from prompt_tuning.core.typed_json import read_object
 from prompt_tuning.data.preparation import input_files, scratch_directory, worker_pool
 from prompt_tuning.data.preparation.encoding_worker import EncodingWorker
 from prompt_tuning.data.preparation.output_files import (
@@ -74,7 +72,7 @@ def prepare(
     """
     preparation.check()
     workers = default_workers() if workers is None else workers
-    check_value("workers", workers, WorkerCount)
+    field_checks.check_value("workers", workers, WorkerCount)
     files = input_files.find_input_files(
         preparation.inputs, preparation.record, skip=preparation.skip_malformed
     )
@@ -251,7 +249,7 @@ class _PreparationStages:
             atomic_files.sync_path(temporary)
             temporary.replace(index)
             atomic_files.sync_path(self.scratch.path)
-        return InputSummary(**read_object(found).values)
+        return InputSummary(**typed_json.read_object(found).values)
 
     def pack(self, worker: EncodingWorker, folder: Path) -> list[FinishedSplit]:
         """Encodes the records, or takes finished shards, and packs them into files."""

@@ -7,15 +7,14 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from prompt_tuning.core.picture_files import write_picture
-from prompt_tuning.core.token_weights import COMPLETION, PADDING, PROMPT, SEPARATOR
+from prompt_tuning.core import picture_files, token_weights
 from prompt_tuning.data.preparation import split_writer
 
 TYPE_STYLES = {
-    PROMPT: ("prompt", "#8aa4c8"),
-    COMPLETION: ("completion", "#3b8f5a"),
-    SEPARATOR: ("separator", "#c8503c"),
-    PADDING: ("padding", "#e4e4e4"),
+    token_weights.PROMPT: ("prompt", "#8aa4c8"),
+    token_weights.COMPLETION: ("completion", "#3b8f5a"),
+    token_weights.SEPARATOR: ("separator", "#c8503c"),
+    token_weights.PADDING: ("padding", "#e4e4e4"),
 }
 MAXIMUM_COLUMNS = 512
 """Maximum number of positions drawn; longer sequences are averaged."""
@@ -30,7 +29,7 @@ def plot_metrics(metrics: Mapping[str, split_writer.SplitMetrics], file: Path) -
         left.set_title(f"{name}: {split.counts['articles']:,} examples")
         _plot_types(right, split)
         right.set_title(f"{name}: {split.counts['sequences']:,} sequences")
-    write_picture(figure, file, dpi=110)
+    picture_files.write_picture(figure, file, dpi=110)
 
 
 def _plot_lengths(axes: Axes, split: split_writer.SplitMetrics) -> None:

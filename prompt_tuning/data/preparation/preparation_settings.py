@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from prompt_tuning.core import number_ranges
+from prompt_tuning.core import field_checks, number_ranges
 from prompt_tuning.core.errors import InputError, shown
-from prompt_tuning.core.field_checks import check_fields
 from prompt_tuning.settings.data_source import Turns
 
 Boundary = Literal["line", "pair"]
@@ -149,7 +148,7 @@ class Share:
     count: number_ranges.NonnegativeInteger | None = None
 
     def __post_init__(self):
-        check_fields(self, prefix="")
+        field_checks.check_fields(self, prefix="")
 
     def resolve(self, records: int) -> int:
         """Returns the number of records that this share of `records` has."""
@@ -226,7 +225,7 @@ class Preparation:
     def check(self) -> None:
         """Refuses values out of range and settings that contradict each other."""
         for settings in (self, self.record, self.text, self.splits):
-            check_fields(settings, prefix="")
+            field_checks.check_fields(settings, prefix="")
         parse_packing(self.packing)
         if not self.inputs:
             raise InputError("no input was given, expected at least one file or folder")

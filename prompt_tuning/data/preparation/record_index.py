@@ -18,9 +18,8 @@ from jaxtyping import Int64
 from prompt_tuning.core.atomic_files import sync_path
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.data.preparation.input_files import InputFile
-from prompt_tuning.data.rows.compressed_files import write_content
+from prompt_tuning.data.rows import compressed_files, text_records
 from prompt_tuning.data.rows.record_spans import find_spans, ignore
-from prompt_tuning.data.rows.text_records import read_records
 
 _FIELDS = 4
 _BUFFERED_RECORDS = 1 << 14
@@ -83,7 +82,7 @@ def _convert(
     problem = file.problem
     try:
         if problem is None and file.has_lines:
-            write_content(file.path, file.lines)
+            compressed_files.write_content(file.path, file.lines)
         elif problem is None:
             _write_lines(file.path, file.lines, file.quotes)
     except InputError as error:
@@ -101,7 +100,7 @@ def _write_lines(source: Path, target: Path, quotes: bool = True) -> None:
     `quotes` tells whether `"` quotes the cells of a table.
     """
     with target.open("wb") as file:
-        for record in read_records(source, quotes):
+        for record in text_records.read_records(source, quotes):
             text = json.dumps(_to_json(record.content), ensure_ascii=False)
             # Half a surrogate pair is refused with its record.
             file.write(text.encode("utf-8", "surrogatepass") + b"\n")

@@ -12,9 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from prompt_tuning.core import atomic_files
+from prompt_tuning.core import atomic_files, file_locks
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.core.file_locks import hold_lock
 from prompt_tuning.core.typed_json import read_object
 
 MAXIMUM_IDENTITY = 2**26
@@ -113,7 +112,7 @@ def open_scratch(output: Path) -> Iterator[ScratchDirectory]:
     lock = path.with_name(f"{path.name}.lock")
     with contextlib.ExitStack() as stack:
         with atomic_files.reporting_disk_errors(output):
-            stack.enter_context(hold_lock(lock, f"output {output}"))
+            stack.enter_context(file_locks.hold_lock(lock, f"output {output}"))
             path.mkdir(exist_ok=True)
         atomic_files.restore_folder(path / _OLD, output)
         try:

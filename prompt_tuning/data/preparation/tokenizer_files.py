@@ -7,9 +7,9 @@ from typing import Any
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.gguf_files import is_gguf
 from prompt_tuning.data.preparation.preparation_settings import TokenizerChoice
+from prompt_tuning.data.text import gguf_tokenizer, tokenizer_building
 from prompt_tuning.data.text.added_tokens import ADDED_FILE
 from prompt_tuning.data.text.chat_templates import TEMPLATE_FILE, role_texts_of
-from prompt_tuning.data.text.gguf_tokenizer import read_gguf_templates
 from prompt_tuning.data.text.special_tokens import (
     CONFIG_FILE,
     MAP_FILE,
@@ -17,7 +17,6 @@ from prompt_tuning.data.text.special_tokens import (
     SpecialTokens,
     read_json_object,
 )
-from prompt_tuning.data.text.tokenizer_building import put_before
 from prompt_tuning.data.text.tokenizers import (
     HuggingFaceTokenizer,
     Tokenizer,
@@ -67,7 +66,7 @@ def _with_special_tokens(tokenizer: Tokenizer, choice: TokenizerChoice) -> Token
     begin = None
     if "bos_token" in ids and tokenizer.begin_ids == (tokenizer.bos_id,):
         text = dict(choice.special_tokens)["bos_token"]
-        begin = put_before(inner, [text])
+        begin = tokenizer_building.put_before(inner, [text])
     changed = SpecialTokens(*[ids.get(role) for role in ROLES], begin_ids=begin)
     special = changed.fill_from(tokenizer.special)
     return HuggingFaceTokenizer(
@@ -149,7 +148,7 @@ def save_tokenizer(choice: TokenizerChoice, folder: Path) -> None:
     path = Path(choice.path)
     if is_gguf(path):
         _save_changed(choice, folder)
-        template = read_gguf_templates(path)["default"]
+        template = gguf_tokenizer.read_gguf_templates(path)["default"]
         if template is not None:
             (folder / TEMPLATE_FILE).write_text(template, encoding="utf-8")
         return

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.utf8_text import decode_text
-from prompt_tuning.data.rows import record_spans
-from prompt_tuning.data.rows.compressed_files import open_content
+from prompt_tuning.data.rows import compressed_files, record_spans
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 """Delimiters of tables."""
@@ -25,7 +24,7 @@ _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 
 def check_encoding(path: Path) -> None:
     """Refuses an empty text file, and one that begins as UTF-16."""
-    with open_content(path) as file:
+    with compressed_files.open_content(path) as file:
         start = file.read(2)
     if not start:
         raise InputError(f"input {path} is empty, expected at least one record")

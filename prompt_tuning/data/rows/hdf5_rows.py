@@ -11,9 +11,8 @@ from jaxtyping import Float32
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.setting_hints import how_to_set
-from prompt_tuning.data.rows import hdf5_files, row_sources, token_columns
+from prompt_tuning.data.rows import hdf5_files, row_sources, tasks, token_columns
 from prompt_tuning.data.rows.data_files import Files, list_files
-from prompt_tuning.data.rows.tasks import PROMPT_IDS
 from prompt_tuning.data.rows.token_columns import LOSS_WEIGHTS, TokenColumns
 
 INPUT_IDS = "input_ids"
@@ -122,7 +121,7 @@ def _column_names(
             prompt_ids,
             "the task of each row; "
             f"{how_to_set('DataSource.prompt_id_key', 'NAME')} names it (usually "
-            f"{PROMPT_IDS!r})",
+            f"{tasks.PROMPT_IDS!r})",
         )
     } | {
         role: (key, f"which {setting} names")

@@ -16,8 +16,7 @@ from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.core.token_weights import COMPLETION, PROMPT, SEPARATOR
 from prompt_tuning.core.typed_json import json_kind, parse_json
 from prompt_tuning.data.rows.compressed_files import open_content
-from prompt_tuning.data.text.conversations import read_alpaca
-from prompt_tuning.data.text.record_fields import refuse_unread
+from prompt_tuning.data.text import conversations, record_fields
 from prompt_tuning.data.text.templates import TokenTemplate
 from prompt_tuning.data.text.tokenizers import Tokenizer, continued_pair, encode_prompt
 
@@ -205,7 +204,7 @@ class LineEncoder:
             texts = {key: line.text(key, "DataSource.template") for key in keys}
             completion = self.joiner + self._completion(line)
             return self.template.encode_pair(texts, completion)
-        refuse_unread(line.content, line.location, self.own_keys)
+        record_fields.refuse_unread(line.content, line.location, self.own_keys)
         prompt, completion = self.texts(line)
         joiner = self.joiner if prompt else ""
         return self.encode_pair(self.tokenizer, prompt, joiner + completion)
@@ -243,7 +242,7 @@ class AlpacaEncoder(LineEncoder):
 
     def texts(self, line: JsonLine) -> tuple[str, str]:
         """Returns instruction with input, and output; see `LineEncoder`."""
-        return read_alpaca(line.content, line.location)
+        return conversations.read_alpaca(line.content, line.location)
 
 
 def _pair_row(

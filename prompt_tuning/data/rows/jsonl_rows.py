@@ -12,11 +12,10 @@ import numpy as np
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.setting_hints import NUMBER, how_to_set
 from prompt_tuning.core.token_weights import PADDING
-from prompt_tuning.data.rows import row_sources, token_columns
+from prompt_tuning.data.rows import row_sources, text_records, token_columns
 from prompt_tuning.data.rows.data_files import Files, list_files
 from prompt_tuning.data.rows.jsonl import JsonLine, RowEncoder, TypedRow
 from prompt_tuning.data.rows.tasks import Tasks
-from prompt_tuning.data.rows.text_records import read_records
 
 RecordEdit = Callable[[Mapping[str, Any]], dict[str, Any]]
 """Returns a record as it is to be encoded."""
@@ -172,7 +171,7 @@ class JsonlRows:
 
 def edited_records(path: Path, edit: RecordEdit | None) -> Iterator[JsonLine]:
     """Yields the records of a file as they are to be encoded."""
-    for record in read_records(path):
+    for record in text_records.read_records(path):
         if edit is not None:
             with record.locating_errors():
                 content = edit(record.content)

@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from prompt_tuning.core import typed_json, utf8_text
 from prompt_tuning.core.errors import InputError, shown
-from prompt_tuning.core.typed_json import MAXIMUM_BYTES, NAMES, parse_json
-from prompt_tuning.core.utf8_text import decode_text
 from prompt_tuning.data.rows import compressed_files, csv_rows, jsonl
 from prompt_tuning.data.rows.data_files import list_files, text_suffix
 from prompt_tuning.data.rows.parquet_files import read_parquet
@@ -63,8 +62,8 @@ def _read_list(path: Path) -> Iterator[jsonl.JsonLine]:
             yield from jsonl.read_lines(path)
             return
     with compressed_files.open_content(path) as stream:
-        text = stream.read(MAXIMUM_BYTES + 1)
-    content = parse_json(text, str(path))
+        text = stream.read(typed_json.MAXIMUM_BYTES + 1)
+    content = typed_json.parse_json(text, str(path))
     if isinstance(content, dict):
         content = _rows_of_columns(path, content)
     if not isinstance(content, list):
@@ -88,7 +87,7 @@ def _has_objects_in_lines(stream: io.BufferedIOBase, path: Path) -> bool:
     if not first.endswith(b"}") or not second.startswith(b"{"):
         return False
     try:
-        return isinstance(parse_json(first, str(path)), dict)
+        return isinstance(typed_json.parse_json(first, str(path)), dict)
     except InputError:
         return False
 
@@ -113,7 +112,7 @@ def _rows_of_columns(path: Path, columns: dict[str, Any]) -> list[dict[str, Any]
 
 
 def _kind(value: object) -> str:
-    return NAMES.get(type(value), type(value).__name__)
+    return typed_json.NAMES.get(type(value), type(value).__name__)
 
 
 READERS: dict[str, Callable[[Path], Iterator[jsonl.JsonLine]]] = {
@@ -213,6 +212,6 @@ def _text_lines(
 ) -> Iterator[jsonl.JsonLine]:
     for number, location, line in jsonl.numbered_lines(stream, path):
         content = line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line
-        text = decode_text(content, location).rstrip("\r\n")
+        text = utf8_text.decode_text(content, location).rstrip("\r\n")
         if text.strip():
             yield jsonl.JsonLine(path, number, {key: text})

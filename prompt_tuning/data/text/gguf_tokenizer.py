@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.gguf_files import is_gguf, read_gguf
 from prompt_tuning.core.typed_json import JsonObject
-from prompt_tuning.data.text import tokenizer_building
+from prompt_tuning.data.text import gguf_splits, tokenizer_building
 from prompt_tuning.data.text.encoding_limits import read_costs, reporting_errors
-from prompt_tuning.data.text.gguf_splits import SPLITS, UNNAMED
 from prompt_tuning.data.text.sentencepiece_files import (
     BPE,
     CONTROL,
@@ -99,14 +98,14 @@ def _read_byte_level(metadata: JsonObject) -> tuple[tokenizer_building.MainFile,
 
     texts, types = _tokens(metadata)
     architecture = metadata.text("general.architecture", "")
-    name = metadata.text(SPLIT, UNNAMED.get(architecture, "default"))
-    if name not in SPLITS:
-        known = ", ".join(SPLITS)
+    name = metadata.text(SPLIT, gguf_splits.UNNAMED.get(architecture, "default"))
+    if name not in gguf_splits.SPLITS:
+        known = ", ".join(gguf_splits.SPLITS)
         raise InputError(
             f"{metadata.source} divides texts in the way {shown(name)} ({SPLIT}), "
             f"expected one of {known}; for others {REMEDY}"
         )
-    split = SPLITS[name]
+    split = gguf_splits.SPLITS[name]
     merges = [
         _merge(metadata, merge) for merge in _list_of(metadata, MERGES, str, "texts")
     ]

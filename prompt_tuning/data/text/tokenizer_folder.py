@@ -2,9 +2,8 @@
 
 from pathlib import Path
 
+from prompt_tuning.core import file_names, gguf_files
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.core.file_names import check_links
-from prompt_tuning.core.gguf_files import SUFFIX
 
 FILES = (
     *("tokenizer*", "vocab.*", "merges.txt", "*.model", "added_tokens.json"),
@@ -19,7 +18,7 @@ def find_tokenizer(path: Path) -> Path:
     Links out of the folder are refused.
     """
     if path.is_dir():
-        check_links(path, *FILES)
+        file_names.check_links(path, *FILES)
     if path.is_file():
         return path
     if not path.is_dir():
@@ -37,9 +36,9 @@ def find_tokenizer(path: Path) -> Path:
         return path / "vocab.json"
     if not models and (path / "vocab.txt").is_file():
         return path / "vocab.txt"
-    files = sorted(path.glob(f"*{SUFFIX}"))
+    files = sorted(path.glob(f"*{gguf_files.SUFFIX}"))
     if not models and len(files) == 1:
-        check_links(path, f"*{SUFFIX}")
+        file_names.check_links(path, f"*{gguf_files.SUFFIX}")
         return files[0]
     raise InputError(
         f"tokenizer {path}: the folder has {len(models)} .model files; expected "

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol, SupportsIndex, runtime_checkable
 
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.gguf_files import is_gguf
-from prompt_tuning.data.text import encoding_limits
+from prompt_tuning.data.text import encoding_limits, tokenizer_folder
 from prompt_tuning.data.text.encoding_limits import reporting_errors
 from prompt_tuning.data.text.gguf_tokenizer import (
     build_gguf_tokenizer,
@@ -25,7 +25,6 @@ from prompt_tuning.data.text.gguf_tokenizer import (
 )
 from prompt_tuning.data.text.special_tokens import ROLES, SpecialTokens
 from prompt_tuning.data.text.tokenizer_building import BuiltTokenizer, build_tokenizer
-from prompt_tuning.data.text.tokenizer_folder import find_tokenizer
 
 if TYPE_CHECKING:
     import tokenizers
@@ -273,7 +272,7 @@ def load_tokenizer(path: str | Path, *, eos_id: int | None = None) -> Tokenizer:
     Raises:
       InputError: if the file is missing, or cannot be read as a tokenizer.
     """
-    file = find_tokenizer(Path(path))
+    file = tokenizer_folder.find_tokenizer(Path(path))
     with reporting_errors(lambda: f"{file} cannot be used as a tokenizer"):
         built = build_gguf_tokenizer(file) if is_gguf(file) else build_tokenizer(file)
         begin, end = _outer_ids(built)

@@ -17,10 +17,9 @@ from prompt_tuning.checkpoints.run_store.checkpoint_store import CheckpointStore
 from prompt_tuning.config.config_changes import ConfigChanges
 from prompt_tuning.config.config_values import IDENTITY_FILE
 from prompt_tuning.config.run import Run
-from prompt_tuning.core.atomic_files import replace_file
+from prompt_tuning.core import atomic_files, typed_json
 from prompt_tuning.core.errors import InputError, NotFiniteError, shown
 from prompt_tuning.core.setting_hints import how_to_set
-from prompt_tuning.core.typed_json import read_object
 from prompt_tuning.training.continuation import resumed_message, state_at
 from prompt_tuning.training.loop import loop
 from prompt_tuning.training.progress import Callback, Reporter
@@ -141,7 +140,7 @@ def train_sweep(
     def drop(member: Member, step: int, problem: NotFiniteError) -> None:
         diverged[member.name] = str(problem)
         content = {"step": step, "reason": str(problem)}
-        replace_file(
+        atomic_files.replace_file(
             Path(member.trainer.run.directory) / DIVERGED_FILE,
             json.dumps(content, indent=1) + "\n",
         )
@@ -172,7 +171,7 @@ def _claim(sweep: Sweep, record: dict[str, Any]) -> dict[str, ConfigChanges]:
             f"{how_to_set('Run.directory', 'DIRECTORY')}"
         )
     if file.exists():
-        previous = list(read_object(file).nested("members").values)
+        previous = list(typed_json.read_object(file).nested("members").values)
         if previous != names:
             raise InputError(
                 f"{sweep.directory} belongs to a sweep with other members: found "
@@ -198,7 +197,7 @@ def _claim(sweep: Sweep, record: dict[str, Any]) -> dict[str, ConfigChanges]:
         content = {
             "members": {m.name: {"varies": dict(m.varies)} for m in sweep.members}
         }
-        replace_file(file, json.dumps(content, indent=1) + "\n")
+        atomic_files.replace_file(file, json.dumps(content, indent=1) + "\n")
     return changes
 
 
@@ -278,5 +277,5 @@ def read_diverged(directory: Path) -> tuple[int, str] | None:
     file = directory / DIVERGED_FILE
     if not file.exists():
         return None
-    record = read_object(file)
+    record = typed_json.read_object(file)
     return record.integer("step"), record.text("reason")

@@ -9,8 +9,7 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from prompt_tuning.checkpoints.run_store import checkpoint_files
-from prompt_tuning.checkpoints.run_store.checkpoint_names import FOLDER
+from prompt_tuning.checkpoints.run_store import checkpoint_files, checkpoint_names
 from prompt_tuning.checkpoints.run_store.checkpoint_selection import KeepBest, best_step
 from prompt_tuning.core.atomic_files import replace_file
 from prompt_tuning.training.metrics_log import EVALUATION, METRICS_FILE, read_log
@@ -110,7 +109,7 @@ def _read_result(member: SweepMember, by: KeepBest) -> MemberResult:
         if tail and diverged is None:
             value = sum(tail) / len(tail)
     else:
-        folder = member.directory / FOLDER
+        folder = member.directory / checkpoint_names.FOLDER
         step = best_step(folder, by, lambda _: None)
         if step is not None:
             state = checkpoint_files.read_state(folder / f"checkpoint_{step}")
