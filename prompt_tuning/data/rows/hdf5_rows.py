@@ -162,7 +162,7 @@ def uniform_weights(block: row_sources.RowBlock) -> Float32[np.ndarray, "c n"]:
     return block.values.scale(np.ones(block.input_ids.shape, np.float32))
 
 
-class Hdf5Rows:
+class Hdf5Rows(row_sources.RowSource):
     """Rows of HDF5 files as generative_data_prep writes them; see `RowSource`.
 
     A file contains the integer data sets `input_ids [n, length]` and, in all files or
@@ -176,9 +176,6 @@ class Hdf5Rows:
       columns: more columns to read; by default only `loss_weights`.
       weights: computes the loss weights that balance classes of tokens.
     """
-
-    without_completion = 0
-    repetition = row_sources.Repetition()
 
     def __init__(
         self,
@@ -206,10 +203,6 @@ class Hdf5Rows:
 
     def __len__(self) -> int:
         return int(self._ends[-1])
-
-    def __getitem__(self, number: int) -> row_sources.Row:
-        """Returns one row, trailing padding included."""
-        return self.read(number, slice(None))
 
     def read(self, number: int, tokens: slice) -> row_sources.Row:
         """Returns some of the tokens of a row, trailing padding included.

@@ -24,7 +24,7 @@ LINES = 256
 """Number of lines that are encoded at a time."""
 
 
-class JsonlRows:
+class JsonlRows(row_sources.RowSource):
     """Rows of files of text, encoded when they are opened; see `RowSource`.
 
     The row of a line with a prompt and a completion consists of BOS (type 0) if the
@@ -120,10 +120,6 @@ class JsonlRows:
 
     def __len__(self) -> int:
         return len(self._rows)
-
-    def __getitem__(self, number: int) -> row_sources.Row:
-        """Returns one row."""
-        return self.read(number, slice(None))
 
     def read(self, number: int, tokens: slice) -> row_sources.Row:
         """Returns some of the tokens of a row."""

@@ -1,8 +1,9 @@
 """Rows of token ids, and the interface of the files that they are read from."""
 
+import abc
 import operator
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float32, Int32, Int64, Integer
@@ -90,8 +91,7 @@ class Repetition(NamedTuple):
         )
 
 
-@runtime_checkable
-class RowSource(Protocol):
+class RowSource(abc.ABC):
     """Rows that can be read in any order, by several threads.
 
     Attributes:
@@ -99,30 +99,31 @@ class RowSource(Protocol):
         or because no answer of a conversation is learned.
     """
 
-    without_completion: int
+    without_completion: int = 0
 
     @property
     def repetition(self) -> Repetition:
         """The conversations with more than one example."""
-        ...
+        return Repetition()
 
+    @abc.abstractmethod
     def __len__(self) -> int: ...
 
     def __getitem__(self, number: int) -> Row:
         """Returns one row, trailing padding included."""
-        ...
+        return self.read(number, slice(None))
 
+    @abc.abstractmethod
     def read(self, number: int, tokens: slice) -> Row:
         """Returns some of the tokens of a row."""
-        ...
 
+    @abc.abstractmethod
     def blocks(self) -> Iterator[RowBlock]:
         """Yields all rows in order, many at a time."""
-        ...
 
+    @abc.abstractmethod
     def describe(self, number: int) -> str:
         """Returns the location of a row, for messages."""
-        ...
 
 
 def rows_per_block(length: int) -> int:

@@ -5,8 +5,9 @@ A row has one or more examples, each ended by an *end* token (type 3), and paddi
 and the rest its completion (type 1).
 """
 
+import abc
 import dataclasses
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal
 
 import numpy as np
 from jaxtyping import Bool, Int32, Integer
@@ -19,26 +20,26 @@ Mask = Bool[np.ndarray, "c n"]
 Which = Literal["first", "last"]
 
 
-@runtime_checkable
-class TypeRule(Protocol):
-    """Computes the token types of rows."""
+class TypeRule(abc.ABC):
+    """Computes the token types of rows.
+
+    Attributes:
+      source: name of the file or the rule that gives the types, for messages.
+    """
+
+    source: str = "the rule"
 
     @property
     def rows(self) -> int | None:
         """Number of rows that it has types for; None for any number."""
-        ...
+        return None
 
-    @property
-    def source(self) -> str:
-        """Name of the file or the rule that gives the types, for messages."""
-        ...
-
+    @abc.abstractmethod
     def __call__(self, input_ids: Ids, start: int) -> Int32[np.ndarray, "c n"]:
         """Returns the types of rows `start` to `start + c`.
 
         The message about a row that the rule does not apply to gives its number.
         """
-        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,12 +110,10 @@ class EndTokens:
 
 
 @dataclasses.dataclass(frozen=True)
-class AllCompletion:
+class AllCompletion(TypeRule):
     """Makes every token except padding a completion token; see `TypeRule`."""
 
     ends: EndTokens = EndTokens()
-    rows: int | None = None
-    source: str = "the rule"
 
     def __call__(self, input_ids: Ids, start: int) -> Int32[np.ndarray, "c n"]:
         """See `TypeRule`."""
@@ -123,7 +122,7 @@ class AllCompletion:
 
 
 @dataclasses.dataclass(frozen=True)
-class UntilSeparator:
+class UntilSeparator(TypeRule):
     """Ends each prompt with a separator, which belongs to it; see `TypeRule`.
 
     Attributes:
@@ -137,8 +136,6 @@ class UntilSeparator:
     which: Which
     ends: EndTokens = EndTokens()
     learn_others: bool = False
-    rows: int | None = None
-    source: str = "the rule"
 
     def __post_init__(self):
         if not self.separators:
@@ -201,7 +198,7 @@ def _last_position(mask: Mask) -> Integer[np.ndarray, "c n"]:
 
 
 @dataclasses.dataclass(frozen=True)
-class PromptLengths:
+class PromptLengths(TypeRule):
     """Makes the first tokens of a row its prompt; see `TypeRule`.
 
     Attributes:
@@ -239,7 +236,7 @@ class PromptLengths:
 
 
 @dataclasses.dataclass(frozen=True)
-class GivenTypes:
+class GivenTypes(TypeRule):
     """Uses types from an array `[rows, n]` of the file `source`; see `TypeRule`."""
 
     types: Integer[np.ndarray, "rows n"]
