@@ -40,9 +40,8 @@ from prompt_tuning.training.progress import Callback, python_reporter
 from prompt_tuning.training.training_result import TrainingResult
 from prompt_tuning.tuned import adapter_conversion
 from prompt_tuning.tuned.adapter_texts import AdapterTextSettings
-from prompt_tuning.tuned.load_tuned import load_trained
+from prompt_tuning.tuned.load_tuned import load_trained, where_trained
 from prompt_tuning.tuned.load_tuned import load_tuned as load_run
-from prompt_tuning.tuned.trained_files import where_trained
 
 AUTO = "auto"
 """Value of `method` that lets `tune` choose one."""

@@ -238,7 +238,7 @@ def _show_results(console: "Console", outcome: Outcome) -> None:
 
     from prompt_tuning.cli.console import print_lines, print_table
     from prompt_tuning.training.sweep.sweep_summary import summary_table
-    from prompt_tuning.tuned.trained_files import where_trained
+    from prompt_tuning.tuned.load_tuned import where_trained
 
     sweep, summary = outcome.sweep, outcome.summary
     directory = sweep.directory

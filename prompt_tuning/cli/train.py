@@ -101,7 +101,7 @@ def _run_method(options: argparse.Namespace, console: "Console") -> int:
     from prompt_tuning.training.opening import open_run
     from prompt_tuning.training.progress import make_reporter
     from prompt_tuning.training.run_directory import check_resumable, hold_run
-    from prompt_tuning.tuned.trained_files import where_trained
+    from prompt_tuning.tuned.load_tuned import where_trained
 
     run = read_run(options, trains=True)
     if options.print_config:

@@ -39,8 +39,7 @@ from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.settings.data_source import DataSource
 from prompt_tuning.settings.evaluation_settings import Evaluation
 from prompt_tuning.texts.study_rows import StudyWriter
-from prompt_tuning.texts.text_retrieval import TextRetriever
-from prompt_tuning.texts.text_study import TextStudy, read_texts
+from prompt_tuning.texts.text_study import TextRetriever, TextStudy, read_texts
 from prompt_tuning.training.distillation import make_reference
 from prompt_tuning.training.objective_data import context_column
 from prompt_tuning.tuned.comparison import ChooseTexts, open_comparison, open_frozen

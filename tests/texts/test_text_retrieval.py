@@ -1,6 +1,6 @@
 """Retrieval of parts of a text."""
 
-from prompt_tuning.texts.text_retrieval import TextRetriever
+from prompt_tuning.texts.text_study import TextRetriever
 from tests.support.dummies import LetterTokenizer
 
 LINES = ["ab=cd\n", "ef=gh\n", "ij=kl\n", "mn=op\n"]
