@@ -10,17 +10,9 @@ import inspect
 import math
 import os
 import types
+import typing
 from collections.abc import Callable, Iterator, Mapping
-from typing import (
-    Annotated,
-    Any,
-    Literal,
-    TypeVar,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import Annotated, Any, Literal, TypeVar, Union
 
 from prompt_tuning.core.errors import InputError, kind_of, shown
 from prompt_tuning.core.number_ranges import NumberRange, as_number
@@ -41,7 +33,7 @@ def check_fields(settings: Any, prefix: str | None = None) -> None:
       InputError: for the first value with a wrong type or out of range.
     """
     prefix = f"{type(settings).__name__}." if prefix is None else prefix
-    hints = get_type_hints(type(settings), include_extras=True)
+    hints = typing.get_type_hints(type(settings), include_extras=True)
     for field in dataclasses.fields(settings):
         if field.init:
             value = getattr(settings, field.name)
@@ -54,7 +46,7 @@ def checks_arguments(function: Function) -> Function:
     @functools.wraps(function)
     def checked(*arguments: Any, **parameters: Any) -> Any:
         bound = signature.bind(*arguments, **parameters).arguments
-        hints = get_type_hints(function, include_extras=True)
+        hints = typing.get_type_hints(function, include_extras=True)
         for name, value in bound.items():
             check_value(f"{function.__name__}.{name}", value, hints[name])
         return function(*arguments, **parameters)
@@ -92,7 +84,7 @@ def check_value(label: str, value: Any, hint: Any) -> None:
 
 
 def _check_ranges(label: str, value: Any, hint: Any) -> None:
-    origin, inner = get_origin(hint), get_args(hint)
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin in (Union, types.UnionType):
         for part in inner:
             if as_number(value) is not None or _accepts(part, value):
@@ -134,7 +126,9 @@ def _accepts(hint: Any, value: Any) -> bool:
 
 def _takes_schedule(kinds: tuple[Any, ...]) -> bool:
     """Tests whether a parameter is a number or a function of the step."""
-    return float in kinds and any(get_origin(kind) is _FUNCTION for kind in kinds)
+    return float in kinds and any(
+        typing.get_origin(kind) is _FUNCTION for kind in kinds
+    )
 
 
 def _is_of_kind(kind: Any, value: Any) -> bool:
@@ -144,7 +138,7 @@ def _is_of_kind(kind: Any, value: Any) -> bool:
         return type(value) is kind or (kind is float and type(value) is int)
     if _is_settings(kind):
         return isinstance(value, kind)
-    origin, inner = get_origin(kind), get_args(kind)
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if kind is Callable or origin is _FUNCTION:
         return callable(value)
     if origin is collections.abc.Mapping:
@@ -216,8 +210,8 @@ def _name_of_kind(kind: Any) -> str:
         return "None"
     if _is_settings(kind):
         return f"@{kind.__name__}()"
-    origin = get_origin(kind)
-    inner: tuple[Any, ...] = get_args(kind)
+    origin = typing.get_origin(kind)
+    inner: tuple[Any, ...] = typing.get_args(kind)
     if origin is _FUNCTION:
         return "a factory, such as @name"
     if origin is collections.abc.Mapping:
@@ -232,21 +226,21 @@ def _name_of_kind(kind: Any) -> str:
 
 def _choices(hint: Any) -> tuple[str, ...]:
     """Returns the texts that a hint allows; empty if it allows any."""
-    if get_origin(hint) in (Union, types.UnionType):
-        parts = get_args(hint)
+    if typing.get_origin(hint) in (Union, types.UnionType):
+        parts = typing.get_args(hint)
         return () if str in parts else sum(map(_choices, parts), ())
-    if get_origin(hint) is Literal:
-        return tuple(name for name in get_args(hint) if isinstance(name, str))
+    if typing.get_origin(hint) is Literal:
+        return tuple(name for name in typing.get_args(hint) if isinstance(name, str))
     return ()
 
 
 def _members(hint: Any) -> tuple[Any, ...]:
     """Returns the types that a hint allows; for a literal, the types of its values."""
-    origin = get_origin(hint)
+    origin = typing.get_origin(hint)
     if origin in (Union, types.UnionType):
-        return tuple(kind for part in get_args(hint) for kind in _members(part))
+        return tuple(kind for part in typing.get_args(hint) for kind in _members(part))
     if origin is Annotated:
-        return _members(get_args(hint)[0])
+        return _members(typing.get_args(hint)[0])
     if origin is Literal:
-        return tuple({type(value) for value in get_args(hint)})
+        return tuple({type(value) for value in typing.get_args(hint)})
     return (hint,)

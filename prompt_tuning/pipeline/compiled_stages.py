@@ -199,9 +199,8 @@ class CompiledStages:
         for stage in range(len(self._stages)):
             shapes = self._select(self._own_shapes[stage], False)
             device = self._stages[stage].device
-            key = {
-                path: (device, path, self._row_range(stage, path)) for path in shapes
-            }
+            rows_of = {path: self.model.rows_of(stage, path) for path in shapes}
+            key = {p: (device, p, rows.start, rows.stop) for p, rows in rows_of.items()}
             known = placed.of(frozen)
             missing = [path for path in shapes if key[path] not in known]
             rows = self._own_rows(stage, {path: frozen[path] for path in missing})
@@ -209,10 +208,6 @@ class CompiledStages:
             known |= {key[path]: new.get(path) for path in missing}
             self._own_frozen[stage] = {path: known[key[path]] for path in shapes}
         self._frozen = frozen
-
-    def _row_range(self, stage: int, path: str) -> tuple[int | None, int | None]:
-        rows = self.model.rows_of(stage, path)
-        return rows.start, rows.stop
 
     def _own_rows(self, stage: int, parameters: Parameters) -> Parameters:
         """Returns a stage's rows of some parameters; all processes take part."""
@@ -244,7 +239,8 @@ class CompiledStages:
 
         Stages of other processes have no worker here.
         """
-        boxes = [None, *self._mailboxes(links), None]
+        messages = [self._messages(stage) for stage in range(len(self._stages))]
+        boxes = [None, *mailboxes(self._stages, messages, links), None]
         memory = {devices.device: HeldMemory() for devices in self._stages}
         workers: list[StageWorker | None] = []
         for stage, devices in enumerate(self._stages):
@@ -262,10 +258,6 @@ class CompiledStages:
             held = memory[devices.device]
             workers.append(StageWorker(stage, programs, prefix, place, neighbors, held))
         return workers
-
-    def _mailboxes(self, links: StepLinks | None) -> list[Any]:
-        messages = [self._messages(stage) for stage in range(len(self._stages))]
-        return mailboxes(self._stages, messages, links)
 
     def _messages(self, stage: int) -> dict[str, tuple[int, Any]]:
         """Returns the sender and the shapes of each kind of message to a stage."""

@@ -28,7 +28,7 @@ from prompt_tuning.pipeline.schedules import Order, join_end
 from prompt_tuning.pipeline.stage_devices import StageDevices
 from prompt_tuning.pipeline.stage_joins import FrozenParts
 from prompt_tuning.pipeline.stage_worker import StageWorker
-from prompt_tuning.pipeline.transport import StepLinks, StoppedError, process_links
+from prompt_tuning.pipeline.transport import StoppedError, process_links
 
 Orders = Sequence[Order]
 """The operations of each stage in order."""
@@ -160,17 +160,13 @@ class PipelinedGradients:
             for rows, index in zip(micro_batches, indices, strict=True)
         ]
         share = self._share(batch)
-        links = self._links_of_step()
+        links = None  # to other processes, if any
+        if not self._in_one_process:
+            links = process_links().next_step(self._stages)
         workers = stages.workers(trained, others, jax.tree.leaves(key), share, links)
         first = (micro_batches[0], key, indices[0])
         count = len(micro_batches)
         return StepInStages(stages, trained, frozen, workers, count, first)
-
-    def _links_of_step(self) -> StepLinks | None:
-        """Returns the links to other processes; None without any."""
-        if self._in_one_process:
-            return None
-        return process_links().next_step(self._stages)
 
     def finish(self, step: "StepInStages") -> tuple[Parameters, LossSums]:
         """Returns the gradient and the sums of a step that has run."""

@@ -32,8 +32,6 @@ from prompt_tuning.checkpoints.run_store import orbax_arrays
 from prompt_tuning.checkpoints.run_store.checkpoint_state import (
     OPTIMIZER,
     TRAINED,
-    check_files,
-    check_sharded,
     check_state,
     measured,
     read_sealed,
@@ -200,9 +198,7 @@ def read_state(directory: Path) -> dict[str, Any]:
             f"{path} has format {shown(state.get('format'))}, this version reads "
             f"{FORMAT} and {SHARDED_FORMAT}"
         )
-    check_state(path, state)
-    check = check_files if state["format"] == FORMAT else check_sharded
-    check(path, state)
+    check_state(path, state, sharded=state["format"] == SHARDED_FORMAT)
     return state
 
 

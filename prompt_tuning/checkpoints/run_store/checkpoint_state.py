@@ -83,10 +83,11 @@ def measured(path: Path) -> dict[str, Any]:
     return {"bytes": path.stat().st_size, "sha256": digest}
 
 
-def check_state(path: Path, content: dict[str, Any]) -> None:
+def check_state(path: Path, content: dict[str, Any], *, sharded: bool) -> None:
     """Checks type and range of every field that we read from a state.
 
     `path` is the path of `state.json`; the files that it names are in the same folder.
+    `sharded` tells whether they are in Orbax's format.
 
     Raises:
       InputError: for the first field that is missing or wrong.
@@ -104,18 +105,19 @@ def check_state(path: Path, content: dict[str, Any]) -> None:
         path_within(path.parent, name, str(path))
         described.integer("bytes", maximum=MAXIMUM_BYTES)
         described.text("sha256")
+    check = _check_sharded if sharded else _check_leaves
+    check(state, path)
 
 
-def check_files(path: Path, content: dict[str, Any]) -> None:
-    """Checks the description of leaves in NumPy's formats; see `check_state`."""
-    for _, leaf in _entries(JsonObject(str(path), content), TRAINED):
+def _check_leaves(state: JsonObject, path: Path) -> None:
+    """Checks the description of leaves in NumPy's formats."""
+    for _, leaf in _entries(state, TRAINED):
         path_within(path.parent, leaf.value("file"), leaf.source)
         check_shape(leaf.value("shape"), leaf.source)
 
 
-def check_sharded(path: Path, content: dict[str, Any]) -> None:
-    """Checks the description of leaves in Orbax's format; see `check_state`."""
-    state = JsonObject(str(path), content)
+def _check_sharded(state: JsonObject, path: Path) -> None:
+    """Checks the description of leaves in Orbax's format."""
     for group in (TRAINED, OPTIMIZER):
         for name, leaf in _entries(state, group):
             if ".." in PurePosixPath(name).parts:
