@@ -17,6 +17,7 @@ from prompt_tuning.data.rows.text_records import read_records
 from prompt_tuning.data.rows.token_columns import CONTEXTS
 from prompt_tuning.data.source_reading import files_of, reads_text
 from prompt_tuning.data.text.conversations import (
+    MESSAGES_KEY,
     conversation_key,
     has_prompt_messages,
     joined_text,
@@ -251,8 +252,8 @@ def _prompt(
     """Encodes the prompt of a record, as for generation."""
     content, key = line.content, source.prompt_key
     named = conversation_key(content)
-    if named is None and has_prompt_messages(content, key):
-        named = key
+    if key in content and named != MESSAGES_KEY:
+        named = key if has_prompt_messages(content, key) else None
     if named is not None:
         elsewhere = [*WEIGHTS, *(name for name in content if name != named)]
         record = without_answer(
