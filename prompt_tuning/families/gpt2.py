@@ -4,15 +4,10 @@ from typing import Any
 
 from prompt_tuning.checkpoints.stored_tensors import FusedPart, identity
 from prompt_tuning.core.model_config import ModelConfig
-from prompt_tuning.families import family
+from prompt_tuning.families import family, hf_settings, llama_layout
 from prompt_tuning.families.class_labels import ClassLayers
 from prompt_tuning.families.family import Family, Recipes, StoredNames
-from prompt_tuning.families.hf_settings import (
-    HuggingFaceSettings,
-    ModelFields,
-    activation_setting,
-)
-from prompt_tuning.families.llama_layout import layout_recipes
+from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 
 PREFIX = "transformer."
 SUMMARY = ("type", "use_proj", "activation", "proj_to_labels", "first_dropout")
@@ -71,7 +66,7 @@ def read_gpt2_layout(settings: HuggingFaceSettings) -> ModelFields:
 
 def _gpt2_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
     kernels = family.projection_names(config, PROJECTIONS, FUSED, kernel=identity)
-    return layout_recipes(
+    return llama_layout.layout_recipes(
         config,
         names,
         modules={},
@@ -93,7 +88,7 @@ def _gpt2_settings(config: ModelConfig) -> dict[str, Any]:
         "n_layer": config.layers,
         "n_head": config.heads,
         "n_positions": config.maximum_positions,
-        "activation_function": activation_setting(config.activation),
+        "activation_function": hf_settings.activation_setting(config.activation),
         "layer_norm_epsilon": config.norm_epsilon,
         "scale_attn_weights": config.scale_scores,
         "tie_word_embeddings": config.tied_head,

@@ -2,11 +2,9 @@
 
 import functools
 
+from prompt_tuning.families import gpt2, llama_layout, rotary_settings
 from prompt_tuning.families.family import Family
-from prompt_tuning.families.gpt2 import OUTSIDE, PREFIX, read_gpt2_layout
 from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
-from prompt_tuning.families.llama_layout import layout_recipes
-from prompt_tuning.families.rotary_settings import read_rotary_dim
 
 PROJECTIONS = {
     "self_attention/query": "attn.q_proj",
@@ -23,9 +21,9 @@ NORMS = {"self_attention_norm": "ln_1"}
 def _read_gptj(settings: HuggingFaceSettings) -> ModelFields:
     settings.require("tie_word_embeddings", False, TIED_BIAS)
     # Its positions are rotary, so that no tensor's shape tells their number.
-    fields = read_gpt2_layout(settings.with_defaults({"n_positions": 2048}))
+    fields = gpt2.read_gpt2_layout(settings.with_defaults({"n_positions": 2048}))
     head_width = settings.head_width(fields["width"], fields["heads"])
-    rotated = read_rotary_dim(settings, head_width, 64)
+    rotated = rotary_settings.read_rotary_dim(settings, head_width, 64)
     return fields | {
         "parallel": True,
         "shared_norm": True,
@@ -43,9 +41,9 @@ GPTJ = Family(
     title="GPT-J",
     read_fields=_read_gptj,
     recipes=functools.partial(
-        layout_recipes, modules=PROJECTIONS, norms=NORMS, **OUTSIDE
+        llama_layout.layout_recipes, modules=PROJECTIONS, norms=NORMS, **gpt2.OUTSIDE
     ),
     embedding_tables=("transformer.wte.weight", "wte.weight"),
-    base_prefix=PREFIX,
+    base_prefix=gpt2.PREFIX,
     inert={"resid_pdrop", "embd_pdrop", "attn_pdrop", "initializer_range", "use_cache"},
 )

@@ -32,13 +32,8 @@ from prompt_tuning.core.file_names import check_links
 from prompt_tuning.core.gguf_files import is_gguf, read_gguf
 from prompt_tuning.core.model_choices import check_dtype
 from prompt_tuning.core.model_config import ModelConfig
-from prompt_tuning.families import ALIASES, FAMILIES, REFUSED
-from prompt_tuning.families.class_labels import (
-    ClassLayers,
-    class_fields,
-    encoder_alone,
-    with_class_head,
-)
+from prompt_tuning.families import ALIASES, FAMILIES, REFUSED, class_labels, hf_settings
+from prompt_tuning.families.class_labels import ClassLayers
 from prompt_tuning.families.default_positions import with_positions
 from prompt_tuning.families.family import Family, Recipes, StoredNames
 from prompt_tuning.families.gguf.settings import (
@@ -47,11 +42,7 @@ from prompt_tuning.families.gguf.settings import (
     rotary_divisors,
 )
 from prompt_tuning.families.gguf.weights import open_gguf_weights
-from prompt_tuning.families.hf_settings import (
-    HuggingFaceSettings,
-    ModelFields,
-    read_settings,
-)
+from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 from prompt_tuning.families.layer_settings import SOFT_CAPS
 
 TOKEN_IDS = {
@@ -103,7 +94,9 @@ def read_config(path: str | Path, **overrides: Any) -> ModelConfig:
             fields["head_bias"] = any(name in stored for name in family.logit_bias)
             if not fields["head_bias"]:  # a base model, if it is an encoder
                 fields["transform_activation"] = None
-        fields |= class_fields(settings, fields, stored, family.class_layers)
+        fields |= class_labels.class_fields(
+            settings, fields, stored, family.class_layers
+        )
     try:
         return ModelConfig(**(fields | overrides))
     except InputError as error:
@@ -131,7 +124,7 @@ def _read_sources(path: Path) -> list[HuggingFaceSettings]:
     check_links(folder, CONFIG, GENERATION)
     if is_gguf(path) and not file.exists():
         return [make_settings(read_gguf(path))]
-    settings = read_settings(file)
+    settings = hf_settings.read_settings(file)
     model_type = _model_type(settings)
     if model_type not in FAMILIES:
         reason = REFUSED.get(model_type)
@@ -142,7 +135,7 @@ def _read_sources(path: Path) -> list[HuggingFaceSettings]:
     _check_quantization(settings)
     sources = [with_positions(settings, model_type)]
     if (folder / GENERATION).exists():
-        sources.append(read_settings(folder / GENERATION))
+        sources.append(hf_settings.read_settings(folder / GENERATION))
     parts = FAMILIES[model_type].token_parts
     return sources + [settings.part(name) for name in parts]
 
@@ -277,7 +270,7 @@ def find_recipes(config: ModelConfig, names: StoredNames = ()) -> Recipes:
         recipes[EMBEDDING] = dataclasses.replace(table, sources=(head,))
     if not config.labels:
         return recipes
-    return with_class_head(recipes, config, class_layers(config), names)
+    return class_labels.with_class_head(recipes, config, class_layers(config), names)
 
 
 def as_tagger(config: ModelConfig) -> ModelConfig:
@@ -285,7 +278,9 @@ def as_tagger(config: ModelConfig) -> ModelConfig:
     encoder = config.architecture == "encoder_decoder"
     if not encoder or not find_family(config).class_layers.encodes_tokens:
         return config
-    return dataclasses.replace(config, **encoder_alone(config.encoder_layers))
+    return dataclasses.replace(
+        config, **class_labels.encoder_alone(config.encoder_layers)
+    )
 
 
 def class_layers(config: ModelConfig) -> ClassLayers:

@@ -1,16 +1,11 @@
 """Hunyuan, dense and with experts: norms of queries and keys after rotation."""
 
 from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.families import llama_layout, rotary_settings
 from prompt_tuning.families.expert_layout import ATTENTION, prefix_of, separate_experts
 from prompt_tuning.families.family import Recipes, StoredNames
 from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 from prompt_tuning.families.llama import LLAMA
-from prompt_tuning.families.llama_layout import (
-    PROJECTIONS,
-    layout_recipes,
-    read_rotated,
-)
-from prompt_tuning.families.rotary_settings import read_stretched_base
 
 NORMS = {
     "self_attention/query_norm": "self_attn.query_layernorm",
@@ -20,12 +15,12 @@ SHARED = {f"mlp/shared/{name}": name for name in ("gate", "up", "down")}
 
 
 def _read_hunyuan(settings: HuggingFaceSettings) -> ModelFields:
-    fields = read_rotated(settings, epsilon=1e-5)
+    fields = llama_layout.read_rotated(settings, epsilon=1e-5)
     biased = settings.flag("attention_bias", False)
     base, width = fields["rotary_base"], fields["head_width"]
     return {
         **fields,
-        "rotary_base": read_stretched_base(settings, base, width),
+        "rotary_base": rotary_settings.read_stretched_base(settings, base, width),
         "query_key_norm": "head_after",
         "biases": "attention" if biased else "none",
     }
@@ -47,13 +42,15 @@ def _read_hunyuan_moe(settings: HuggingFaceSettings) -> ModelFields:
 
 
 def _hunyuan_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
-    modules, experts = PROJECTIONS, {}
+    modules, experts = llama_layout.PROJECTIONS, {}
     if config.experts:
         modules = ATTENTION | {
             ours: f"mlp.shared_mlp.{name}_proj" for ours, name in SHARED.items()
         }
         experts = separate_experts(config, prefix_of(names), router="gate.wg")
-    layout = layout_recipes(config, names, modules=modules, query_key_norms=NORMS)
+    layout = llama_layout.layout_recipes(
+        config, names, modules=modules, query_key_norms=NORMS
+    )
     return layout | experts
 
 

@@ -1,13 +1,11 @@
 """Jamba: Mamba, attention in a few layers, and experts in every second one."""
 
 from prompt_tuning.core.model_config import ModelConfig
-from prompt_tuning.families import expert_layout
+from prompt_tuning.families import expert_layout, llama_layout, memory_layout
 from prompt_tuning.families.bamba import NORMS
 from prompt_tuning.families.family import Recipes, StoredNames
 from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 from prompt_tuning.families.llama import LLAMA
-from prompt_tuning.families.llama_layout import layout_recipes, read_layout
-from prompt_tuning.families.memory_layout import mamba_tensors, read_mamba
 
 NAMES = {
     **{"states": "mamba_d_state", "taps": "mamba_d_conv", "rank": "mamba_dt_rank"},
@@ -19,7 +17,7 @@ EXPERTS = {"num_experts": 16, "num_experts_per_tok": 2}
 
 def _read_jamba(settings: HuggingFaceSettings) -> ModelFields:
     settings = settings.with_defaults(EXPERTS)
-    fields = read_layout(settings)
+    fields = llama_layout.read_layout(settings)
     layers, width = range(fields["layers"]), fields["width"]
     attention = _read_period(settings, "attn_layer", 8, 4)
     sparse = _read_period(settings, "expert_layer", 2, 1)
@@ -37,7 +35,7 @@ def _read_jamba(settings: HuggingFaceSettings) -> ModelFields:
         "normalize_experts": False,
         "dense_layers": dense,
         "dense_width": fields["feed_forward_width"] if dense else 0,
-        **read_mamba(settings, mamba, width, inner, NAMES),
+        **memory_layout.read_mamba(settings, mamba, width, inner, NAMES),
     }
 
 
@@ -63,13 +61,13 @@ def _jamba_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
     feed_forward = {
         f"{part}/{x}": f"feed_forward.{x}_proj" for x in ("gate", "up", "down") if some
     }
-    return experts | layout_recipes(
+    return experts | llama_layout.layout_recipes(
         config,
         names,
         modules=expert_layout.ATTENTION | feed_forward,
         norms=NORMS,
         final_norm="final_layernorm",
-        others=mamba_tensors(config, "mamba"),
+        others=memory_layout.mamba_tensors(config, "mamba"),
     )
 
 

@@ -4,13 +4,9 @@ from typing import Any
 
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.rotary_scaling import RotaryScaling
-from prompt_tuning.families import llama_layout
+from prompt_tuning.families import hf_settings, llama_layout
 from prompt_tuning.families.family import Family, token_settings
-from prompt_tuning.families.hf_settings import (
-    HuggingFaceSettings,
-    ModelFields,
-    activation_setting,
-)
+from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 
 
 def read_llama(settings: HuggingFaceSettings) -> ModelFields:
@@ -31,7 +27,7 @@ def llama_settings(config: ModelConfig) -> dict[str, Any]:
         "num_attention_heads": config.heads,
         "num_key_value_heads": config.key_value_heads,
         "head_dim": config.head_width,
-        "hidden_act": activation_setting(config.activation),
+        "hidden_act": hf_settings.activation_setting(config.activation),
         "max_position_embeddings": config.maximum_positions,
         "rms_norm_eps": config.norm_epsilon,
         "rope_theta": config.rotary_base,

@@ -7,20 +7,13 @@ import functools
 
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.rotary_scaling import QueryScaling
-from prompt_tuning.families.expert_layout import (
-    ATTENTION,
-    BALANCING,
-    prefix_of,
-    read_experts,
-    turned_experts,
-)
+from prompt_tuning.families import expert_layout, text_part
 from prompt_tuning.families.family import Recipes, StoredNames
 from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 from prompt_tuning.families.layer_settings import read_unrotated, read_windows
 from prompt_tuning.families.llama import LLAMA
 from prompt_tuning.families.llama_layout import INERT, layout_recipes, read_rotated
 from prompt_tuning.families.rotary_settings import FULL
-from prompt_tuning.families.text_part import IMAGE_SETTINGS, TEXT, read_text_part
 
 CHUNKED = "chunked_attention"
 STEM = "feed_forward."
@@ -74,7 +67,7 @@ def _read_expert_layers(settings: HuggingFaceSettings, layers: int) -> ModelFiel
     if len(dense) == layers:
         settings.refuse("moe_layers", "one of the layers with experts at least")
     width = settings.size("intermediate_size_mlp", 16384)
-    return read_experts(settings, "num_local_experts") | {
+    return expert_layout.read_experts(settings, "num_local_experts") | {
         "routing": "sigmoid_inputs",
         "shared_expert_width": settings.size("intermediate_size"),
         "shared_expert_gated": False,
@@ -90,17 +83,19 @@ def _llama4_text_recipes(
 
     `outer` is a prefix of all names.
     """
-    prefix = f"{outer}{prefix_of(names)}"
+    prefix = f"{outer}{expert_layout.prefix_of(names)}"
     blocks = {"mlp/shared": f"{STEM}shared_expert."}
     blocks |= {"dense_mlp": STEM} if config.dense_layers else {}
-    modules = ATTENTION | {
+    modules = expert_layout.ATTENTION | {
         f"{path}/{name}": f"{stem}{name}_proj"
         for path, stem in blocks.items()
         for name in ("gate", "up", "down")
     }
     head = f"{outer}lm_head.weight"
     layout = layout_recipes(config, names, modules=modules, prefix=prefix, head=head)
-    return layout | turned_experts(config, prefix, f"{STEM}router", f"{STEM}experts")
+    return layout | expert_layout.turned_experts(
+        config, prefix, f"{STEM}router", f"{STEM}experts"
+    )
 
 
 LLAMA4_TEXT = LLAMA.like(
@@ -108,24 +103,26 @@ LLAMA4_TEXT = LLAMA.like(
     "Llama 4, text models",
     _read_llama4_text,
     recipes=_llama4_text_recipes,
-    inert=INERT - {"pretraining_tp"} | BALANCING | {"router_jitter_noise"},
+    inert=INERT - {"pretraining_tp"}
+    | expert_layout.BALANCING
+    | {"router_jitter_noise"},
 )
 LLAMA4 = LLAMA4_TEXT.like(
     "llama4",
     "Llama 4 with images (text model only)",
     functools.partial(
-        read_text_part, readers={"llama4_text": _read_llama4_text}, tied=False
+        text_part.read_text_part, readers={"llama4_text": _read_llama4_text}, tied=False
     ),
     recipes=functools.partial(_llama4_text_recipes, outer=PREFIX),
     embedding_tables=(f"{PREFIX}model.embed_tokens.weight",),
     head_name=f"{PREFIX}lm_head.weight",
     base_prefix="",
     prefix_aliases=(PREFIX,),
-    token_parts=(TEXT,),
+    token_parts=(text_part.TEXT,),
     unread_parts=("vision_model", "multi_modal_projector"),
     unread_modules=tuple(
         f"vision_model.model.layers.{{}}.self_attn.{name}_proj"
         for name in ("q", "k", "v", "o")
     ),
-    more_inert=IMAGE_SETTINGS,
+    more_inert=text_part.IMAGE_SETTINGS,
 )

@@ -2,13 +2,10 @@
 
 from prompt_tuning.checkpoints.stored_tensors import Recipe
 from prompt_tuning.core.model_config import ModelConfig
-from prompt_tuning.families import family
-from prompt_tuning.families.bert_layout import encoder_fields, transform_recipes
+from prompt_tuning.families import bert_layout, family, layer_settings, llama_layout
 from prompt_tuning.families.class_labels import ClassLayers
 from prompt_tuning.families.family import Family, Recipes, StoredNames
 from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
-from prompt_tuning.families.layer_settings import read_windows
-from prompt_tuning.families.llama_layout import layout_recipes, read_biases
 from prompt_tuning.families.rotary_settings import (
     FULL,
     SLIDING,
@@ -46,7 +43,7 @@ def _read_modernbert(settings: HuggingFaceSettings) -> ModelFields:
     activation = settings.activation(settings.text("hidden_activation", "gelu"))
     first = settings.text("classifier_pooling", "cls") == "cls"
     return {
-        **encoder_fields(activation),
+        **bert_layout.encoder_fields(activation),
         "vocabulary_size": settings.size("vocab_size", 50_368),
         "width": width,
         "feed_forward_width": settings.size("intermediate_size", 1152),
@@ -61,7 +58,7 @@ def _read_modernbert(settings: HuggingFaceSettings) -> ModelFields:
         "positions": "rotary",
         "maximum_positions": settings.size("max_position_embeddings", 8192),
         "gated": True,
-        "biases": read_biases(settings),
+        "biases": llama_layout.read_biases(settings),
         "pooling": "first" if first else "mean",
         "transform_activation": "gelu",
         "transform_bias": False,
@@ -69,7 +66,7 @@ def _read_modernbert(settings: HuggingFaceSettings) -> ModelFields:
         **read_rotary(
             settings, head_width, base=settings.positive("global_rope_theta", 160_000.0)
         ),
-        **read_windows(settings, layers, kinds, window=reach),
+        **layer_settings.read_windows(settings, layers, kinds, window=reach),
         **read_window_rotary(settings, settings.positive("local_rope_theta", 10_000.0)),
     }
 
@@ -77,7 +74,7 @@ def _read_modernbert(settings: HuggingFaceSettings) -> ModelFields:
 def _modernbert_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
     fused = family.fused_parts("self_attention", family.QKV, "attn.Wqkv")
     fused |= family.fused_parts("mlp", family.GATED, "mlp.Wi")
-    recipes = layout_recipes(
+    recipes = llama_layout.layout_recipes(
         config,
         names,
         fused=fused,
@@ -94,7 +91,7 @@ def _modernbert_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
     instead = recipes["decoder/layers/mlp_norm/scale"].sources[0]
     sources = (instead, *norm.sources[1:])
     recipes[f"decoder/layers/{NORM}"] = Recipe(sources, True)
-    return recipes | transform_recipes(config, HEAD)
+    return recipes | bert_layout.transform_recipes(config, HEAD)
 
 
 MODERNBERT = Family(

@@ -1,21 +1,9 @@
 """Mamba-2 (Dao and Gu 2024): only state-space mixers as layers."""
 
 from prompt_tuning.core.model_config import ModelConfig
-from prompt_tuning.families.family import (
-    Family,
-    LayerNames,
-    Recipes,
-    StoredNames,
-    projection_names,
-)
+from prompt_tuning.families import family, llama_layout, memory_layout
+from prompt_tuning.families.family import Family, LayerNames, Recipes, StoredNames
 from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
-from prompt_tuning.families.llama_layout import layout_recipes
-from prompt_tuning.families.memory_layout import (
-    mamba2_parts,
-    mamba2_tensors,
-    read_mamba2,
-    read_step_limit,
-)
 from prompt_tuning.families.nemotron_h import DEFAULTS, SIZES, STORED, TABLE
 
 NAMES = SIZES | {"heads": "num_heads", "states": "state_size"}
@@ -38,8 +26,10 @@ def _read_pure_mamba2(settings: HuggingFaceSettings) -> ModelFields:
         **fields,
         "heads": heads,
         "key_value_heads": heads,
-        **read_mamba2(settings, layers, of_head, sizes=DEFAULTS, names=NAMES),
-        **read_step_limit(settings),
+        **memory_layout.read_mamba2(
+            settings, layers, of_head, sizes=DEFAULTS, names=NAMES
+        ),
+        **memory_layout.read_step_limit(settings),
     }
 
 
@@ -67,8 +57,10 @@ def read_without_attention(settings: HuggingFaceSettings, *, tied: bool) -> Mode
 
 def _pure_mamba2_recipes(config: ModelConfig, names: StoredNames) -> Recipes:
     output = {"mamba2/output": "mixer.out_proj"}
-    projections = projection_names(config, output, mamba2_parts(config, "mixer"))
-    mixer = mamba2_tensors(config, "mixer") | projections
+    projections = family.projection_names(
+        config, output, memory_layout.mamba2_parts(config, "mixer")
+    )
+    mixer = memory_layout.mamba2_tensors(config, "mixer") | projections
     return recipes_without_attention(config, names, mixer)
 
 
@@ -76,7 +68,7 @@ def recipes_without_attention(
     config: ModelConfig, names: StoredNames, mixer: LayerNames
 ) -> Recipes:
     """Returns the recipes of all parameters, from the names of a layer's mixer."""
-    return layout_recipes(
+    return llama_layout.layout_recipes(
         config,
         names,
         modules={},

@@ -2,12 +2,10 @@
 
 from prompt_tuning.checkpoints.stored_tensors import transpose
 from prompt_tuning.core.model_config import ModelConfig
-from prompt_tuning.families import expert_layout
+from prompt_tuning.families import expert_layout, layer_settings, llama_layout
 from prompt_tuning.families.family import Recipes, StoredNames
 from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
-from prompt_tuning.families.layer_settings import read_windows
 from prompt_tuning.families.llama import LLAMA
-from prompt_tuning.families.llama_layout import read_rotated
 from prompt_tuning.families.rotary_settings import FULL, SLIDING
 
 SHARED = {
@@ -17,14 +15,14 @@ SHARED = {
 
 
 def _read_qwen2_moe(settings: HuggingFaceSettings) -> ModelFields:
-    fields = read_rotated(settings)
+    fields = llama_layout.read_rotated(settings)
     layers, last = fields["layers"], 0
     if settings.flag("use_sliding_window", False):
         last = settings.integer("max_window_layers", 28, minimum=0)
     kinds = [FULL if i % 2 or i >= last else SLIDING for i in range(layers)]
     return {
         **fields,
-        **read_windows(settings, layers, kinds),
+        **layer_settings.read_windows(settings, layers, kinds),
         **expert_layout.read_experts(settings),
         **expert_layout.read_dense_layers(settings),
         "feed_forward_width": settings.size("moe_intermediate_size"),

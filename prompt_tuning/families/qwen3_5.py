@@ -4,11 +4,9 @@ from collections.abc import Mapping
 
 from prompt_tuning.checkpoints.stored_tensors import FusedPart, identity
 from prompt_tuning.core.model_config import ModelConfig
-from prompt_tuning.families import family, llama_layout
-from prompt_tuning.families.expert_layout import ATTENTION, feed_forward_modules
+from prompt_tuning.families import expert_layout, family, layer_settings, llama_layout
 from prompt_tuning.families.family import Family, LayerNames, Recipes, StoredNames
 from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
-from prompt_tuning.families.layer_settings import read_layers
 from prompt_tuning.families.memory_layout import LINEAR, memory_shares, tap_names
 from prompt_tuning.families.rotary_settings import FULL
 
@@ -54,7 +52,7 @@ def read_delta_layers(settings: HuggingFaceSettings, layers: int) -> ModelFields
     """
     period = settings.size("full_attention_interval", 4)
     default = [LINEAR if (i + 1) % period else FULL for i in range(layers)]
-    numbers = read_layers(settings, layers, default, LINEAR)
+    numbers = layer_settings.read_layers(settings, layers, default, LINEAR)
     sizes = {
         "convolution_width": settings.integer("linear_conv_kernel_dim", 4, minimum=2),
         "recurrent_heads": settings.size("linear_num_value_heads", 32),
@@ -97,8 +95,8 @@ def qwen3_5_recipes(
         prefix=prefix,
         head=head,
         modules={
-            **ATTENTION,
-            **feed_forward_modules(config),
+            **expert_layout.ATTENTION,
+            **expert_layout.feed_forward_modules(config),
             **(delta if some else {}),
         },
         fused={**queries, **(fused if some else {})},

@@ -4,14 +4,10 @@ from typing import Any
 
 from prompt_tuning.checkpoints.stored_tensors import Recipe, layered, transpose
 from prompt_tuning.core.model_config import ModelConfig
-from prompt_tuning.families import family
+from prompt_tuning.families import family, hf_settings
 from prompt_tuning.families.class_labels import ClassLayers
 from prompt_tuning.families.family import Family, Recipes, StoredNames
-from prompt_tuning.families.hf_settings import (
-    HuggingFaceSettings,
-    ModelFields,
-    activation_setting,
-)
+from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields
 
 PREFIX = "transformer."
 TABLES = tuple(
@@ -113,7 +109,7 @@ def _stack_recipes(
 
 def _t5_settings(config: ModelConfig) -> dict[str, Any]:
     """Returns `config.json`, as `transformers.T5Config` reads it."""
-    activation = activation_setting(config.activation)
+    activation = hf_settings.activation_setting(config.activation)
     feed_forward = f"gated-{activation}" if config.gated else activation
     settings = {
         "architectures": ["T5ForConditionalGeneration"],

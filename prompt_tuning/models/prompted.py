@@ -19,13 +19,9 @@ from prompt_tuning.core import masks
 from prompt_tuning.core.errors import InputError, kind_of
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import optional_key
-from prompt_tuning.models.decoder_only import (
-    Decoder,
-    causal_stream,
-    input_mask,
-)
+from prompt_tuning.models import decoder_only, layer_inputs
+from prompt_tuning.models.decoder_only import Decoder
 from prompt_tuning.models.encoder_decoder import Encoder, encoder_stream
-from prompt_tuning.models.layer_inputs import pad_width
 from prompt_tuning.models.prompt_vectors import select_vectors, vectors_of_texts
 from prompt_tuning.models.row_info import RowInfo, check_groupable, positions_in_segment
 from prompt_tuning.models.streams import BlockInput, Mask, Stream
@@ -111,7 +107,7 @@ class _Prompted(Stack):
         self, text: Float[Array, "B T D"], rows: RowInfo, key: Key[Array, ""] | None
     ) -> Float[Array, "B S D"]:
         """Inserts the prompts into every row."""
-        vectors = pad_width(self._vectors(text, rows, key), text.shape[-1])
+        vectors = layer_inputs.pad_width(self._vectors(text, rows, key), text.shape[-1])
         first = self.prompting.placement == "prefix" and not rows.packed
         if first and isinstance(self.prompt.real_length, int):
             return placement.put_first(vectors, text)
@@ -280,7 +276,7 @@ class PromptDecoder(_Prompted, Decoder):
         """Returns the stream of shared prompts; None if they are joined."""
         if not self.shared:
             return None
-        stream = causal_stream(self.prompts(key))
+        stream = decoder_only.causal_stream(self.prompts(key))
         real = jnp.atleast_1d(self.prompt.real_length)
         stream = dataclasses.replace(stream, lengths=real)
         if self.prompting.prefix_attention:
@@ -325,16 +321,18 @@ class PromptDecoder(_Prompted, Decoder):
         if not self.prompting.prefix_attention:
             return stream
         sees = self.prompting.sees
-        return dataclasses.replace(stream, mask=input_mask(rows, text.shape[1], sees))
+        return dataclasses.replace(
+            stream, mask=decoder_only.input_mask(rows, text.shape[1], sees)
+        )
 
     def _joined_stream(
         self, joined: Float[Array, "B S D"], rows: RowInfo, text_length: int
     ) -> Stream:
         if not rows.packed and not self.prompting.prefix_attention:
-            return causal_stream(joined)
+            return decoder_only.causal_stream(joined)
         layout = self.layout(rows, text_length)
         segments = layout.segments if rows.packed else None
-        stream = causal_stream(joined, segments)
+        stream = decoder_only.causal_stream(joined, segments)
         if self.prompting.prefix_attention:
             inputs = layout.of_text(
                 rows.is_input(text_length), rows.examples * self.prompt.length

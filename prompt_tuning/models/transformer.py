@@ -21,22 +21,17 @@ from prompt_tuning.core.masks import Count
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import logical_axes, merge, named_key, split
 from prompt_tuning.core.rematerialization import Rematerialization
-from prompt_tuning.models import rotary, source_keys
+from prompt_tuning.models import disentangled, relative_positions, rotary, source_keys
 from prompt_tuning.models.attention import KeyValues
 from prompt_tuning.models.attention_choice import choose_attention, is_fusable
 from prompt_tuning.models.block import Block
-from prompt_tuning.models.disentangled import relative_vectors
 from prompt_tuning.models.host_memory import any_on_host, move_to_device
 from prompt_tuning.models.latent_attention import LatentAttention
 from prompt_tuning.models.layer_inputs import LayerInputs, first_inputs
 from prompt_tuning.models.norms import Norm
 from prompt_tuning.models.position_marks import positions_of
 from prompt_tuning.models.recurrent_state import last_state
-from prompt_tuning.models.relative_positions import (
-    RelativePositionBias,
-    linear_bias,
-    window_distance,
-)
+from prompt_tuning.models.relative_positions import RelativePositionBias
 from prompt_tuning.models.rotary import RotaryAngles
 from prompt_tuning.models.row_info import RowInfo
 from prompt_tuning.models.streams import (
@@ -112,7 +107,7 @@ class Stack(nnx.Module):
             if config.positions == "relative"
             else None
         )
-        self.relative_vectors = relative_vectors(key, config)
+        self.relative_vectors = disentangled.relative_vectors(key, config)
         self.layer_inputs = (
             LayerInputs(key, config) if config.layer_input_width else None
         )
@@ -362,12 +357,14 @@ class Stack(nnx.Module):
         """Returns the view of one source, given the positions of queries and keys."""
         distance = bias = buckets = None
         if self.windowed_layers and keys is not None:
-            distance = window_distance(queries, keys, self.config, self.bidirectional)
+            distance = relative_positions.window_distance(
+                queries, keys, self.config, self.bidirectional
+            )
         if self.relative_position_bias is not None and keys is not None:
             buckets = self.relative_position_bias.bucket(queries, keys)
             if not self.relative_position_bias.in_each_block:
                 table = self.relative_position_bias.embedding[...]
                 bias, buckets = bias_of_buckets(table, buckets), None
         if self.config.positions == "alibi" and keys is not None:
-            bias = linear_bias(queries, keys, self.config.heads)
+            bias = relative_positions.linear_bias(queries, keys, self.config.heads)
         return AttentionView(mask, rows, bias, distance, buckets)

@@ -22,18 +22,13 @@ from prompt_tuning.core.compilation import WeightedJit
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import Parameters, describe, merge, split
+from prompt_tuning.models import input_layers, rotary
 from prompt_tuning.models.attention import KeyValues, groups_first
 from prompt_tuning.models.block import Block
 from prompt_tuning.models.build import build_model
 from prompt_tuning.models.decoder_only import DecoderOnly
-from prompt_tuning.models.input_layers import embed_inputs
 from prompt_tuning.models.norms import normalize
-from prompt_tuning.models.rotary import (
-    RotaryAngles,
-    rotary_angles,
-    rotary_table_indices,
-    rotate,
-)
+from prompt_tuning.models.rotary import RotaryAngles
 from prompt_tuning.models.row_info import RowInfo
 from prompt_tuning.prompts.initializers import Vocabulary
 from prompt_tuning.prompts.prefix import KeyValuePrefix
@@ -196,7 +191,7 @@ def _read_rows(model: DecoderOnly, tokens: Int[Array, "R Q"]) -> _ReadWindows:
     rows = RowInfo(lengths, lengths, None, None, tokens - config.vocabulary_size)
     stream = decoder.text_stream(model.token_embedder(tokens, config.dtype), rows)
     layers = model.position_embedder, model.embedding_norm
-    stream = embed_inputs(stream, config, *layers, None)
+    stream = input_layers.embed_inputs(stream, config, *layers, None)
     paths = [f"decoder/layers/{block}/hidden" for block in range(config.layers - 1)]
     past = decoder.prefix_contexts(rows)
     with intermediates.capture(paths) as captured:
@@ -217,7 +212,7 @@ def _read_rows(model: DecoderOnly, tokens: Int[Array, "R Q"]) -> _ReadWindows:
         query = layers.attention.queries(normalize(layers.norm, flat))  # [R * Q, H, K]
         if angles is not None:
             interleaved = config.rotary_interleaved
-            query = rotate(query, angles, interleaved=interleaved)
+            query = rotary.rotate(query, angles, interleaved=interleaved)
         by_row = query.reshape(*shape, *query.shape[1:]).astype(jnp.float32)
         return groups_first(by_row, config.key_value_heads)
 
@@ -231,13 +226,13 @@ def _angles(positions: Int[Array, "n"], config: ModelConfig) -> RotaryAngles | N
     """Returns the rotary cosines and sines of each block, `[L, n, 1, K / 2]`."""
     if config.positions != "rotary":
         return None
-    tables = np.array(rotary_table_indices(config))
+    tables = np.array(rotary.rotary_table_indices(config))
 
     def by_block(part: Array) -> Array:
         of_block = part[tables] if tables.any() else part[None]
         return jnp.broadcast_to(of_block, (config.layers, *of_block.shape[1:]))
 
-    angles = rotary_angles(positions, config)
+    angles = rotary.rotary_angles(positions, config)
     return RotaryAngles(by_block(angles.cosine), by_block(angles.sine))
 
 
@@ -264,7 +259,9 @@ def move_prefix(
     size = jnp.sqrt(angles.cosine**2 + angles.sine**2)
     turned = RotaryAngles(angles.cosine / size, angles.sine / size)
     rotated = jax.vmap(
-        lambda keys, angles: rotate(keys, angles, interleaved=config.rotary_interleaved)
+        lambda keys, angles: rotary.rotate(
+            keys, angles, interleaved=config.rotary_interleaved
+        )
     )(prefix[:, 0], turned)
     return prefix.at[:, 0].set(rotated)
 
