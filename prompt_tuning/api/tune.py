@@ -108,7 +108,7 @@ class TunedModel(Model):
         source = adapter_conversion.source_of_model(
             self._name(), self.prompted, self.parameters, self.run.model.checkpoint
         )
-        form = form or adapter_conversion.SUFFIXES.get(target.suffix, "peft")
+        form = form or adapter_conversion.form_of_suffix(target) or "peft"
         adapter_conversion.write_adapters(source, target, form, force=force)
         return target
 

@@ -50,6 +50,8 @@ from prompt_tuning.tuned.load_tuned import best_checkpoint, load_tuned
 
 FORMS = "peft", "checkpoint", "npy", "safetensors", "int8", "t5x", "t5x_model", "merged"
 SUFFIXES = {".npy": "npy", ".safetensors": "safetensors"}
+UNWRITTEN = (".gguf", ".bin", ".pt", ".pth", ".ckpt", ".npz", ".zip", ".json")
+"""Suffixes of files that other programs read, none of which we write."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,11 +76,31 @@ class ConversionSource:
 
 
 def default_form(source: Path, target: Path) -> str:
-    """Chooses the form by the target's suffix, else PEFT (a checkpoint from PEFT)."""
-    if target.suffix in SUFFIXES:
-        return SUFFIXES[target.suffix]
+    """Chooses the form by the target's suffix, else PEFT (a checkpoint from PEFT).
+
+    Raises:
+      InputError: see `form_of_suffix`.
+    """
+    form = form_of_suffix(target)
+    if form is not None:
+        return form
     is_peft = _find_run(source) is None and find_folder(source) is not None
     return "checkpoint" if is_peft else "peft"
+
+
+def form_of_suffix(target: Path) -> str | None:
+    """Returns the form that a file's suffix names; None for a folder.
+
+    Raises:
+      InputError: for the suffix of a file in a format that is not written.
+    """
+    if target.suffix in UNWRITTEN:
+        raise InputError(
+            f"{target} would be a file of a format that is not written: name a folder, "
+            "for PEFT, or a file *.safetensors or *.npy; llama.cpp's "
+            "convert_lora_to_gguf.py makes .gguf files from such a folder"
+        )
+    return SUFFIXES.get(target.suffix)
 
 
 def open_source(

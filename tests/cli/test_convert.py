@@ -16,8 +16,10 @@ from prompt_tuning.checkpoints.run_store.checkpoint_store import CheckpointStore
 from prompt_tuning.cli.main import main
 from prompt_tuning.config import gin_files
 from prompt_tuning.config.config_values import CONFIG_FILE
+from prompt_tuning.core.errors import InputError
 from prompt_tuning.families.hf_folder import read_config
 from prompt_tuning.pretrained.checkpoint_path import find_checkpoint
+from prompt_tuning.tuned.adapter_conversion import default_form
 from prompt_tuning.tuned.load_tuned import load_tuned
 from tests.support.adapters import batch_of, our_logits, restored
 from tests.support.shared_data import FIXTURES
@@ -98,6 +100,12 @@ def test_the_suffix_chooses_the_form(name, run, tmp_path, capsys):
     np.testing.assert_array_equal(read_prompt(tmp_path / name), read_prompt(run))
     command = printed.partition("next: prompt-tuning ")[2]
     assert main([*shlex.split(command), "--new_tokens", "1"]) == 0
+
+
+@pytest.mark.parametrize("name", ["adapter.gguf", "adapter.bin", "adapter.pt"])
+def test_a_folder_is_not_named_like_a_file_of_another_format(name, tmp_path):
+    with pytest.raises(InputError, match=f"{name} would be a file .*: name a folder"):
+        default_form(tmp_path, tmp_path / name)
 
 
 def test_t5x_names(run, tmp_path, capsys):
