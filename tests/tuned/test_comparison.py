@@ -13,7 +13,6 @@ from prompt_tuning.config.gin_files import read_run
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.data.examples.context_reader import ContextRowReader
 from prompt_tuning.data.examples.decoder_only_reader import DecoderOnlyRowReader
-from prompt_tuning.data.model_interface import ModelInterface
 from prompt_tuning.data.rows.row_sources import Row
 from prompt_tuning.data.text.tokenizers import load_tokenizer
 from prompt_tuning.evaluation import aligned_examples
@@ -184,10 +183,8 @@ def test_targets_are_compared_from_the_right():
 
 def test_a_text_precedes_the_end_of_an_example_and_follows_bos():
     """GPT-2 has one ID for both, which types distinguish."""
-    model = ModelInterface(architecture="decoder_only", vocabulary_size=70, bos_id=2)
-    row_reader = DecoderOnlyRowReader(
-        DataSource(files="a", use_token_type_ids=True), model
-    )
+    source = DataSource(files="a", use_token_type_ids=True)
+    row_reader = DecoderOnlyRowReader(source, 70, 2, predicts_first_token=True)
     reading = ContextRowReader(row_reader, (8, 9), (2,))
     ids = np.array([2, 5, 2], np.int32)
     behind = reading.example(Row(ids, np.array([0, 1, 3], np.int32)))

@@ -16,7 +16,6 @@ from prompt_tuning.data.examples.row_splitting import (
     stored_tokens,
     token_positions,
 )
-from prompt_tuning.data.model_interface import ModelInterface
 from prompt_tuning.data.rows.row_sources import Row, RowBlock
 from prompt_tuning.data.rows.tasks import TaskToken
 from prompt_tuning.data.rows.token_columns import TokenValues
@@ -35,18 +34,19 @@ class DecoderOnlyRowReader:
 
     Attributes:
       source: settings, which tell how rows are split and what is learned.
-      model: properties of the model that reads the examples.
+      vocabulary_size: `V` of the model; ids from there on are vectors of a template.
+      begin_id: id of the token that begins a row; -1 for none.
+      predicts_first_token: whether prompt vectors or a text precede every example.
       task_token: token at the start of every example that selects its prompt, or None.
-      follows_text: whether a text is inserted before every example, which predicts its
-        first token.
     """
 
     same_tokens = True
 
     source: DataSource
-    model: ModelInterface
+    vocabulary_size: int
+    begin_id: int
+    predicts_first_token: bool
     task_token: TaskToken | None = None
-    follows_text: bool = False
 
     def scan(self, block: RowBlock) -> row_readers.ExampleIndex:
         """Returns the examples with at least one learned token; see `RowReader`."""
@@ -153,12 +153,12 @@ class DecoderOnlyRowReader:
             prompt_loss_weight=self.source.prompt_loss_weight,
         )
         weights = values.scale(weights)
-        if self.model.predicts_first_token or self.follows_text:
+        if self.predicts_first_token:
             weights[heads] *= ~self._is_bos(input_ids, token_types)[heads]
         else:
             weights[heads] = 0
-        if self.source.template is not None:  # ids of its prompt vectors follow others
-            weights[input_ids >= self.model.vocabulary_size] = 0
+        if self.source.template is not None:
+            weights[input_ids >= self.vocabulary_size] = 0
         return weights
 
     def _uses_types(self, token_types: Integer[np.ndarray, "c n"] | None) -> bool:
@@ -179,7 +179,7 @@ class DecoderOnlyRowReader:
         token_types: Integer[np.ndarray, "*rows n"] | None,
     ) -> Bool[np.ndarray, "*rows n"]:
         """Returns which tokens would be BOS as the first token of an example."""
-        is_bos = np.equal(input_ids, next(iter(self.model.begin_ids), -1))
+        is_bos = np.equal(input_ids, self.begin_id)
         return is_bos if token_types is None else is_bos & (token_types != SEPARATOR)
 
     def _tasks(self, block: RowBlock, bounds: ExampleBounds) -> Int64[np.ndarray, "E"]:

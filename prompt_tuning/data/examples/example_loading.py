@@ -140,7 +140,13 @@ def _row_reader(
     """Returns the reader of rows; `follows_text` if a text is inserted before each."""
     task_token = tasks and tasks.token
     if model.architecture == "decoder_only":
-        return DecoderOnlyRowReader(source, model, task_token, follows_text)
+        return DecoderOnlyRowReader(
+            source,
+            model.vocabulary_size,
+            next(iter(model.begin_ids), -1),
+            model.predicts_first_token or follows_text,
+            task_token,
+        )
     if model.eos_id is None:
         raise InputError(
             "an encoder-decoder model ends its texts with EOS, and neither the "
