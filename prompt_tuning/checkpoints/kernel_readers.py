@@ -8,9 +8,9 @@ import jax
 import numpy as np
 from jax.typing import DTypeLike
 
-from prompt_tuning.checkpoints.fused_experts import experts_apart
 from prompt_tuning.checkpoints.published_kernel import PublishedKernel
 from prompt_tuning.checkpoints.quantized_kernel import PackedKernel, QuantizedKernel
+from prompt_tuning.checkpoints.special_layouts import experts_apart
 from prompt_tuning.checkpoints.stored_tensors import (
     PartReader,
     Recipe,

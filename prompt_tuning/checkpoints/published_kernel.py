@@ -13,9 +13,9 @@ import ml_dtypes
 import numpy as np
 from jaxtyping import Shaped, UInt8
 
-from prompt_tuning.checkpoints.fused_experts import experts_apart
 from prompt_tuning.checkpoints.quantized.codes import Codes, WidenedTensor
 from prompt_tuning.checkpoints.quantized.scaled_tensors import stretched
+from prompt_tuning.checkpoints.special_layouts import experts_apart
 from prompt_tuning.checkpoints.stored_tensors import (
     FusedPart,
     Recipe,

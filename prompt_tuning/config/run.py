@@ -11,7 +11,7 @@ from prompt_tuning.core.model_choices import UNRANKED
 from prompt_tuning.core.parameter_groups import ParameterGroup
 from prompt_tuning.losses.foreign_objective import LossFunctions, foreign_objective
 from prompt_tuning.losses.objective import ObjectiveConfig
-from prompt_tuning.pipeline.pipeline_checks import check_pipeline
+from prompt_tuning.pipeline.pipeline_plan import check_pipeline
 from prompt_tuning.pretrained.tuning import Tuning
 from prompt_tuning.prompts.projection_adapters import AdapterSpec
 from prompt_tuning.prompts.prompt_module import PromptFactory

@@ -1,6 +1,6 @@
 """Names of tensors and settings of mixtures of experts."""
 
-from prompt_tuning.checkpoints.fused_experts import FusedExperts, TurnedExperts
+from prompt_tuning.checkpoints.special_layouts import FusedExperts, TurnedExperts
 from prompt_tuning.checkpoints.stored_tensors import (
     Recipe,
     identity,

@@ -1,6 +1,6 @@
 """gpt-oss: attention sinks, experts with biases and a clamped SwiGLU, MXFP4 weights."""
 
-from prompt_tuning.checkpoints.fused_experts import EveryOther
+from prompt_tuning.checkpoints.special_layouts import EveryOther
 from prompt_tuning.checkpoints.stored_tensors import identity, layered, transpose
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families.expert_layout import ATTENTION, BALANCING, read_experts

@@ -1,6 +1,6 @@
 """LFM2: gated short convolutions, and attention in some layers (Liquid AI 2025)."""
 
-from prompt_tuning.checkpoints.tap_tensors import taps_first
+from prompt_tuning.checkpoints.special_layouts import taps_first
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families import llama_layout
 from prompt_tuning.families.expert_layout import ATTENTION

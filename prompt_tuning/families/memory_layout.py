@@ -3,13 +3,13 @@
 import math
 from collections.abc import Mapping, Sequence
 
+from prompt_tuning.checkpoints.special_layouts import TapsOfPart
 from prompt_tuning.checkpoints.stored_tensors import (
     FusedPart,
     Transform,
     identity,
     transpose,
 )
-from prompt_tuning.checkpoints.tap_tensors import TapsOfPart
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families.family import fused_parts, projection_names
 from prompt_tuning.families.hf_settings import HuggingFaceSettings, ModelFields

@@ -1,7 +1,7 @@
 """OLMo Hybrid: the gated delta rule, and OLMo 3's attention in some layers."""
 
+from prompt_tuning.checkpoints.special_layouts import taps_first
 from prompt_tuning.checkpoints.stored_tensors import identity
-from prompt_tuning.checkpoints.tap_tensors import taps_first
 from prompt_tuning.core.layer_kinds import NORMS_BEFORE, layers_with
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families.family import Recipes, StoredNames

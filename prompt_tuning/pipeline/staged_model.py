@@ -19,11 +19,7 @@ from prompt_tuning.core.parameters import (
 from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.losses.objective import Objective
 from prompt_tuning.models.scoring import loss_sums, merge_model
-from prompt_tuning.pipeline.stages import (
-    StagedProgram,
-    StageFunction,
-    stage_blocks,
-)
+from prompt_tuning.pipeline.stages import StagedProgram, StageFunction, stage_blocks
 
 Tree = Any
 

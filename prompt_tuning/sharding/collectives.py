@@ -21,12 +21,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from prompt_tuning.core.quantization.tables import Table
-from prompt_tuning.settings.axis_rules import (
-    MEMORY_KEYS,
-    ROW_AXES,
-    SPLIT_NAMES,
-    TENSOR,
-)
+from prompt_tuning.settings.axis_rules import MEMORY_KEYS, ROW_AXES, SPLIT_NAMES, TENSOR
 from prompt_tuning.sharding.mesh_layout import GROUPS, VOCABULARY, MeshLayout
 from prompt_tuning.sharding.shard_operators import (
     Axes,

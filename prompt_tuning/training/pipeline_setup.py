@@ -14,8 +14,11 @@ from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.data.batching.batch_plan import BatchPlan, PlannedBatch
 from prompt_tuning.data.model_interface import ModelInterface
 from prompt_tuning.pipeline.operation_counts import MicroBatchShape, count_work
-from prompt_tuning.pipeline.pipeline_checks import check_blocks
-from prompt_tuning.pipeline.pipeline_plan import PipelinePlan, plan_pipeline
+from prompt_tuning.pipeline.pipeline_plan import (
+    PipelinePlan,
+    check_blocks,
+    plan_pipeline,
+)
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.settings.axis_rules import AxisRules
 from prompt_tuning.sharding.array_placement import Placement

@@ -6,7 +6,7 @@ from prompt_tuning.config.flat_config import flat_config
 from prompt_tuning.config.gin_files import read_run
 from prompt_tuning.config.operative_config import complete_config
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.pipeline.pipeline_checks import check_blocks
+from prompt_tuning.pipeline.pipeline_plan import check_blocks
 from prompt_tuning.settings.mesh_shape import MeshShape
 from prompt_tuning.settings.pipeline import Pipeline
 from prompt_tuning.sharding.mesh import build_mesh

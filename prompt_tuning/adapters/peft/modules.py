@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from prompt_tuning.checkpoints.fused_experts import EveryOther
+from prompt_tuning.checkpoints.special_layouts import EveryOther
 from prompt_tuning.checkpoints.stored_tensors import FusedPart, transpose
 from prompt_tuning.core.errors import InputError, shortened
 from prompt_tuning.core.layer_kinds import ATTENTIONS, MIXERS, SHARING, attention_sizes

@@ -1,4 +1,4 @@
-"""Projections of all experts of a layer, stored as one tensor."""
+"""Transforms of tensors that files store in special layouts: experts, and taps."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -138,3 +138,45 @@ def _one_expert(
     if not isinstance(kernel, WidenedTensor) or kernel.codes is None:
         return kernel
     return dataclasses.replace(kernel, codes=kernel.codes.changed(taken))
+
+
+@dataclasses.dataclass(frozen=True)
+class TapsFirst(Transform):
+    """Rearranges `[C, 1, taps]` to `[taps, C]`."""
+
+    def __call__(self, stored: np.ndarray) -> np.ndarray:
+        """Rearranges the axes.
+
+        Raises:
+          ValueError: if the convolution mixes channels.
+        """
+        if stored.ndim != 3 or stored.shape[1] != 1:
+            raise ValueError(f"a convolution has shape {stored.shape}, not [C, 1, W]")
+        return stored[:, 0].T
+
+    def read(self, tensor: StoredTensor, block: Block) -> np.ndarray:
+        """Reads the rearranged block."""
+        taps, channels = block
+        return tensor.read((channels, slice(0, 1), taps))[:, 0].T
+
+
+taps_first = TapsFirst()
+
+
+@dataclasses.dataclass(frozen=True)
+class TapsOfPart(Transform):
+    """Takes some channels of such weights, and rearranges them.
+
+    Attributes:
+      part: which channels.
+    """
+
+    part: FusedPart
+
+    def __call__(self, stored: np.ndarray) -> np.ndarray:
+        """Returns the weights of the channels, `[taps, channels]`."""
+        return self.part(taps_first(stored).T)
+
+    def read(self, tensor: StoredTensor, block: Block) -> np.ndarray:
+        """Reads the whole array, which is small, and returns the block."""
+        return self(tensor.read())[block]
