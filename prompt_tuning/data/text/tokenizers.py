@@ -107,10 +107,7 @@ class HuggingFaceTokenizer:
         """See `Tokenizer`."""
         encoding_limits.check_text(text, self.costs.growth)
         with reporting_errors(
-            lambda: (
-                f"the text {shown(text)} cannot be encoded, perhaps because a part "
-                "of it is not in the tokenizer's vocabulary"
-            )
+            lambda: f"the text {shown(text)} cannot be encoded, {_reason(text)}"
         ):
             if self.costs.is_quick and len(text) <= encoding_limits.UNLIMITED_TEXT:
                 return self.tokenizer.encode(text, add_special_tokens=False).ids
@@ -192,6 +189,13 @@ class HuggingFaceTokenizer:
             "which a completion can be encoded: use separate texts (an encoder-decoder "
             "model) or a tokenizer without a dummy prefix"
         )
+
+
+def _reason(text: str) -> str:
+    """Returns why a text may not be encoded."""
+    if any("\ud800" <= letter <= "\udfff" for letter in text):
+        return "because it has half a surrogate pair, which is no character: remove it"
+    return "perhaps because a part of it is not in the tokenizer's vocabulary"
 
 
 def clean_spaces(text: str) -> str:

@@ -311,3 +311,11 @@ def test_settings_of_another_type_are_refused(tmp_path, settings, message):
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     with pytest.raises(InputError, match=message):
         load_tokenizer(folder)
+
+
+def test_half_a_surrogate_pair_is_named(tmp_path):
+    """As JSON has it where a text was cut within an emoji."""
+    tokenizer = load_tokenizer(write_tokenizer(tmp_path / "tokenizer"))
+    with pytest.raises(InputError, match=r"encoded, because it has half a surrogate"):
+        tokenizer.encode(json.loads('"a\\ud83d"'))
+    assert tokenizer.decode(tokenizer.encode("a\U0001f600")) == "a\U0001f600"
