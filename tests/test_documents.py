@@ -125,26 +125,35 @@ def test_texts_name_options_that_exist():
     assert found - known - others == set()
 
 
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory):
+    """The environment of commands that run in forks of one process."""
+    folder = tmp_path_factory.mktemp("bin")
+    listening = folder / "socket"
+    server = [sys.executable, "-m", "tests.support.forked_python", str(listening)]
+    client = ROOT / "tests/support/forked_client.py"
+    # Not links: Python finds its environment by the path that it is started from.
+    for name, arguments in (("prompt-tuning", "-m prompt_tuning"), ("python", "")):
+        shim = folder / name
+        command = f'"{sys.executable}" -IS "{client}" "{listening}" {arguments} "$@"'
+        shim.write_text(f"#!/bin/sh\nexec {command}\n")
+        shim.chmod(0o755)
+    environment = os.environ | {"PYTHONPATH": str(ROOT), **COMPILATION_CACHE}
+    with subprocess.Popen(
+        server,
+        cwd=ROOT,
+        env=environment,
+        stdin=subprocess.PIPE,  # whose end stops it
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        yield environment | {"PATH": f"{folder}:{os.environ['PATH']}"}
+
+
 @pytest.mark.documents
 @pytest.mark.parametrize("name", [name for name in NAMES if blocks(name)])
-def test_blocks_run(name, tmp_path):
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    # Not links: Python finds its environment by the path that it is started from.
-    for name_of_shim, arguments in (
-        ("prompt-tuning", "-m prompt_tuning"),
-        ("python", ""),
-    ):
-        shim = folder / name_of_shim
-        shim.write_text(f'#!/bin/sh\nexec "{sys.executable}" {arguments} "$@"\n')
-        shim.chmod(0o755)
-    environment = os.environ | {
-        "PATH": f"{folder}:{os.environ['PATH']}",
-        "PYTHONPATH": str(ROOT),
-        **COMPILATION_CACHE,
-    }
-    work = tmp_path / "work"
-    work.mkdir()
+def test_blocks_run(name, programs, tmp_path):
     for block in blocks(name):
         if block["reason"] is None:
             shell = (
@@ -152,9 +161,16 @@ def test_blocks_run(name, tmp_path):
             )
             ended = subprocess.run(
                 [*shell, block["code"]],
-                cwd=work,
-                env=environment,
+                cwd=tmp_path,
+                env=programs,
                 capture_output=True,
                 text=True,
             )
             assert ended.returncode == 0, f"{block['code']}\n{ended.stderr[-2000:]}"
+
+
+@pytest.mark.documents
+def test_a_block_that_fails_is_noticed(programs):
+    for code, program in ((3, "import sys; sys.exit(3)"), (1, "1 / 0")):
+        shell = ["bash", "-euc", f"python -c '{program}'"]
+        assert subprocess.run(shell, env=programs).returncode == code
