@@ -9,7 +9,7 @@ from prompt_tuning.api.tune import TunedModel, tune
 from prompt_tuning.config import argument_types
 from prompt_tuning.config.deferred_factories import Configurable
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.settings.rollout_settings import RewardFunction
+from prompt_tuning.settings.rollout_settings import RewardFunction, Rollouts
 from prompt_tuning.training.progress import Callback
 
 
@@ -19,9 +19,9 @@ def reinforce(
     prompts: Any,
     *,
     rewards: Sequence[str | RewardFunction],
-    group: int = 8,
-    new_tokens: int = 64,
-    temperature: float | int = 1.0,
+    group: int = Rollouts.group,
+    new_tokens: int = Rollouts.new_tokens,
+    temperature: float | int = Rollouts.temperature,
     steps: int | None = None,
     epochs: int | float | None = None,
     learning_rate: argument_types.LearningRates | None = None,
