@@ -1121,8 +1121,9 @@ def LoRA(
       at: modules to adapt, by their names in transformers instead, like PEFT's
         `target_modules`: `"all-linear"` for all projections of all blocks, a list such
         as `["q_proj", "v_proj"]` of names or their ends after a dot, or one expression
-        that matches whole names. A list may also name the parameters of experts, like
-        PEFT's `target_parameters`: `["experts.gate_up_proj", "experts.down_proj"]`.
+        that matches whole names. A list may also name the parameters of experts and
+        routers, like PEFT's `target_parameters`: `["experts.gate_up_proj",
+        "experts.down_proj", "gate.weight"]`.
       rank: rank `r` of the product.
       alpha: scale; the product is multiplied by `alpha / r`.
       rank_stabilized: whether to multiply by `alpha / sqrt(r)` instead (Kalajdzievski

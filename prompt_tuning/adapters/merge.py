@@ -184,10 +184,11 @@ def _parts_of_experts(
     parts: dict[str, list[_ExpertPart]] = {}
     recipes = find_recipes(config, stored)
     for path, projection in experts.items():
-        recipe = recipes[path.replace("/experts/", "/expert_")]
+        router = recipes.get(f"{path}/kernel")
+        recipe = router or recipes[path.replace("/experts/", "/expert_")]
         for number, name in enumerate(recipe.sources):
             layer, expert = divmod(number, recipe.experts or 1)
-            single = None if recipe.experts is None else expert
+            single = None if router is None and recipe.experts is None else expert
             part = _ExpertPart(projection, layer, single, recipe.transform)
             parts.setdefault(name, []).append(part)
     return parts

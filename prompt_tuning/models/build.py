@@ -295,7 +295,6 @@ def add_adapters(
     modules: dict[str, Sequence[str]] = dict.fromkeys(by_path, ())
     if any(spec.names_modules for spec in adapters):
         named = projections_in_peft(model.config) | expert_projections(model.config)
-        # PEFT does not adapt the routers of experts.
         modules |= {path: named[path].modules for path in by_path if path in named}
     dense_paths = {p: x for p, x in modules.items() if isinstance(by_path[p], Dense)}
     for spec in adapters:

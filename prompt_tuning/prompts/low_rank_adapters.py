@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Key
 
 from prompt_tuning.adapters.adapter import LORA, Adapter
-from prompt_tuning.adapters.peft.expert_parameters import is_of_experts
+from prompt_tuning.adapters.peft.expert_parameters import WEIGHT, is_parameter
 from prompt_tuning.adapters.peft.lora_biases import biases_of
 from prompt_tuning.adapters.peft.modules import ALL_LINEAR, match_targets
 from prompt_tuning.adapters.peft.peft_settings import find_pattern
@@ -50,8 +50,9 @@ class LoRA(LoRASettings, AdapterSpec):
       at: modules to adapt, by their names in transformers instead, like PEFT's
         `target_modules`: `"all-linear"` for all projections of all blocks, a list such
         as `["q_proj", "v_proj"]` of names or their ends after a dot, or one expression
-        that matches whole names. A list may also name the parameters of experts, like
-        PEFT's `target_parameters`: `["experts.gate_up_proj", "experts.down_proj"]`.
+        that matches whole names. A list may also name the parameters of experts and
+        routers, like PEFT's `target_parameters`: `["experts.gate_up_proj",
+        "experts.down_proj", "gate.weight"]`.
       rank: rank `r` of the product.
       alpha: scale; the product is multiplied by `alpha / r`.
       rank_stabilized: whether to multiply by `alpha / sqrt(r)` instead (Kalajdzievski
@@ -216,12 +217,13 @@ class LoRA(LoRASettings, AdapterSpec):
 
     @staticmethod
     def _match(targets: str | Sequence[str], names: Sequence[str]) -> set[str]:
-        """Returns the modules that targets select; experts only by their name."""
-        plain = [name for name in names if not is_of_experts(name)]
+        """Returns the modules that targets select; parameters only by their name."""
+        plain = [name for name in names if not is_parameter(name)]
         if isinstance(targets, str):
             return match_targets(targets, plain)
-        expert_targets = [x for x in targets if EXPERTS.strip("/") in x]
-        return match_targets(targets, plain) | match_targets(expert_targets, names)
+        parts = (EXPERTS.strip("/"), WEIGHT)
+        parameters = [x for x in targets if any(part in x for part in parts)]
+        return match_targets(targets, plain) | match_targets(parameters, names)
 
     def build(
         self, key: Key[Array, ""], projection: AdaptedProjection
@@ -232,7 +234,7 @@ class LoRA(LoRASettings, AdapterSpec):
           InputError: if the projection has no such layer, its layers differ in scaling,
             or the rank is odd where it must be even.
         """
-        if projection.experts:
+        if projection.experts or any(map(is_parameter, projection.modules)):
             self._check_experts(projection.path)
         count, *sizes = projection.shape
         names = projection.modules or [""] * count
@@ -294,9 +296,9 @@ class LoRA(LoRASettings, AdapterSpec):
             value = getattr(self, name)
             if value != usual:
                 raise InputError(
-                    f"LoRA.{name} is {shown(value)}, but the LoRA of experts ({path}) "
-                    f"has none of this, as in PEFT: leave out LoRA.{name}, or adapt "
-                    "other projections"
+                    f"LoRA.{name} is {shown(value)}, but the LoRA of experts and "
+                    f"routers ({path}) has none of this, as in PEFT: leave out "
+                    f"LoRA.{name}, or adapt other projections"
                 )
 
     def _check_layers(

@@ -6,7 +6,11 @@ from typing import Any
 
 from prompt_tuning.adapters.adapter import IA3, LORA, Adapter, Arrays
 from prompt_tuning.adapters.peft import lora, lora_biases, peft_settings
-from prompt_tuning.adapters.peft.expert_parameters import check_names, is_of_experts
+from prompt_tuning.adapters.peft.expert_parameters import (
+    WEIGHT,
+    check_names,
+    is_parameter,
+)
 from prompt_tuning.adapters.peft.folder import AdapterFolder
 from prompt_tuning.adapters.peft.ia3 import read_ia3, write_ia3
 from prompt_tuning.adapters.peft.modules import (
@@ -16,6 +20,7 @@ from prompt_tuning.adapters.peft.modules import (
     find_name,
     full_name,
     projections,
+    routers,
     shortest_names,
     single_experts,
     unread_modules,
@@ -58,11 +63,14 @@ def read_projections(
     family = hf_folder.find_family(config)
     given = sorted({module_name(name) for name in folder.tensors})
     places = single_experts(config) if folder.kind == LORA else {}
-    found = {x: find_name(x, places, family.prefix_aliases) for x in given}
-    singles = {name: module for module, name in found.items() if name is not None}
+    weights = routers(config) if folder.kind == LORA else {}
+    renamed = {*places, *weights}
+    found = {x: find_name(x, renamed, family.prefix_aliases) for x in given}
+    singles = {name: module for module, name in found.items() if name in places}
+    names = {weights[name]: x for x, name in found.items() if name in weights}
     given = [module for module in given if found[module] is None]
     unread = [name for name in given if _starts_with(name, family.unread_parts)]
-    names = {
+    names |= {
         full_name(module, modules, source, family.prefix_aliases): module
         for module in given
         if module not in unread
@@ -81,7 +89,7 @@ def read_projections(
         of_singles = lora.read_single_experts(folder, singles, places, experts)
         parameters |= of_singles[0]
         scalings |= of_singles[1]
-    plain = {name: given for name, given in names.items() if not is_of_experts(name)}
+    plain = {name: given for name, given in names.items() if not is_parameter(name)}
     if plain:
         known = {path: x for path, x in known.items() if path not in experts}
         check_selection(folder, plain, known)
@@ -125,15 +133,24 @@ def write_projections(
             derived |= lora.lora_settings(tensors, scalings, settings, holders)
         derived["bias"] = lora_biases.biases_of(adapter)
     modules = {module_name(name) for name in tensors}
-    parameters = {module for module in modules if is_of_experts(module)}
+    parameters = {module for module in modules if is_parameter(module)}
     if adapter.kind == LORA:
-        others = [name for name in holders if is_of_experts(name)]
+        # Of the weights of all modules, the routers' are selected.
+        others = [x if is_parameter(x) else f"{x}{WEIGHT}" for x in holders]
         derived["target_parameters"] = shortest_names(parameters, others) or None
+    if parameters and adapter.kind == LORA:
+        if derived["use_dora"]:
+            raise InputError(
+                f"{min(parameters)} has DoRA, which PEFT does not support for routers: "
+                "merge it into the model (convert --merge), or adapt other projections"
+            )
+        # PEFT refuses dropout next to parameters, and it matters in training alone.
+        derived["lora_dropout"] = 0.0
     modules -= parameters
     if adapter.kind == LORA:
         check_names(modules, config.family)
     derived["fan_in_fan_out"] = any(holders[module][0].in_first for module in modules)
-    names = {x for x in holders if not is_of_experts(x)} | unread_modules(config)
+    names = {x for x in holders if not is_parameter(x)} | unread_modules(config)
     inputs = {module for module in modules if holders[module][0].scales_input}
     # Names of single experts among the targets would select their parameters again.
     if parameters or not selects(settings, modules, inputs, names):

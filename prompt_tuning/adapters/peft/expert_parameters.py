@@ -1,4 +1,4 @@
-"""Names of LoRA for experts, which PEFT selects by `target_parameters`.
+"""Names of LoRA for experts and routers, which PEFT selects by `target_parameters`.
 
 Transformers holds a projection of all experts as one parameter of the module `experts`.
 PEFT wraps that module once per adapted parameter, in order, so the last one is
@@ -7,7 +7,8 @@ outermost:
     mlp.experts.lora_A.weight             of down_proj
     mlp.experts.base_layer.lora_A.weight  of gate_up_proj, if both are adapted
 
-Here the parameter is a part of the name, e.g. `mlp.experts.gate_up_proj`.
+Here the parameter is a part of the name, e.g. `mlp.experts.gate_up_proj`, and
+`mlp.gate.weight` for a router, whose LoRA is stored as `mlp.gate.lora_A.weight`.
 """
 
 import re
@@ -22,9 +23,13 @@ PARAMETERS = ("gate_up_proj", "up_proj", "down_proj")
 
 Experts without gates (Nemotron-H) have the second one instead of the first.
 """
+WEIGHT = ".weight"
+"""End of the name of a parameter that is the weight of a module."""
 
 _WRAPPED = re.compile(r"(.*\.experts)((?:\.base_layer)*)(\.lora_[AB]\.weight)")
 _NAMED = re.compile(rf"(.*\.experts)\.({'|'.join(PARAMETERS)})(\.lora_[AB]\.weight)")
+_OF_MODULE = re.compile(r"(.*)(\.lora_[AB]\.weight)")
+_OF_WEIGHT = re.compile(r"(.*)\.weight(\.lora_[AB]\.weight)")
 
 MISREAD_FAMILIES = frozenset(
     [
@@ -67,23 +72,30 @@ def is_of_experts(module: str) -> bool:
     return module.endswith(tuple(f".experts.{name}" for name in PARAMETERS))
 
 
+def is_parameter(module: str) -> bool:
+    """Whether a module's name belongs to a parameter of experts or of a router."""
+    return is_of_experts(module) or module.endswith(WEIGHT)
+
+
 def name_parameters(settings: Settings, tensors: Arrays, source: str) -> Arrays:
-    """Returns an adapter's tensors with expert parameters in their names.
+    """Returns an adapter's tensors with the selected parameters in their names.
 
     Raises:
-      InputError: if `target_parameters` includes others than experts', or selects fewer
-        parameters than have tensors.
+      InputError: if `target_parameters` includes others than experts' and weights of
+        modules, or selects fewer parameters than have tensors.
     """
     targets = settings.get("target_parameters")
     if settings["peft_type"] != LORA or not targets:
         return tensors
     listed = targets if isinstance(targets, list) else []
-    known = [x for x in listed if isinstance(x, str) and x.endswith(PARAMETERS)]
+    ends = (*PARAMETERS, WEIGHT)
+    known = [x for x in listed if isinstance(x, str) and x.endswith(ends)]
     if not known or len(known) < len(listed):
         raise InputError(
             f"{source} has target_parameters = {shown(targets)}, expected parameters "
-            f"of experts alone, such as mlp.experts.{PARAMETERS[0]}: merge the adapter "
-            "with PEFT (merge_and_unload), or train it for these"
+            f"of experts and routers, such as mlp.experts.{PARAMETERS[0]} and "
+            "mlp.gate.weight: merge the adapter with PEFT (merge_and_unload), or train "
+            "it for these"
         )
     named: Arrays = {}
     for name, tensor in tensors.items():
@@ -97,6 +109,9 @@ def name_parameters(settings: Settings, tensors: Arrays, source: str) -> Arrays:
                     f"{shown(targets)} select {len(selected)} parameters of that module"
                 )
             name = f"{module}.{selected[-1 - depth]}{match[3]}"
+        elif of_module := _OF_MODULE.fullmatch(name):
+            weight = f"{of_module[1]}{WEIGHT}"
+            name = f"{weight}{of_module[2]}" if _is_selected(weight, known) else name
         named[name] = tensor
     return named
 
@@ -116,5 +131,7 @@ def wrap_parameters(tensors: Arrays) -> Arrays:
             module, last = match[1], PARAMETERS.index(match[2])
             outer = sum((module, other) in adapted for other in PARAMETERS[last + 1 :])
             name = f"{module}{'.base_layer' * outer}{match[3]}"
+        elif of_weight := _OF_WEIGHT.fullmatch(name):
+            name = f"{of_weight[1]}{of_weight[2]}"
         wrapped[name] = tensor
     return wrapped

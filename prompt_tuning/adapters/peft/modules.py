@@ -18,6 +18,8 @@ from prompt_tuning.families import FAMILIES, hf_folder
 
 ALL_LINEAR = "all-linear"
 EXPERTS = "experts"
+ROUTER = "/router/kernel"
+"""End of the path of a router's kernel."""
 # Transformers' parameter for each projection of the experts, and its part in it.
 _PARAMETERS = {
     "gate": ("gate_up_proj", 0),
@@ -166,15 +168,20 @@ def _attention_sizes(config: ModelConfig, kind: str) -> dict[str, tuple[int, int
 
 
 def expert_projections(config: ModelConfig) -> dict[str, Projection]:
-    """Returns the projections of experts, by our path.
+    """Returns the projections of experts, and their routers, by our path.
 
-    Transformers holds those of all experts as two parameters of a module `experts`;
-    PEFT's `target_parameters` uses their names.
+    Transformers holds those of all experts as two parameters of a module `experts`, and
+    most routers as a parameter `weight`; PEFT's `target_parameters` uses their names.
     """
     family = hf_folder.find_family(config)
     inner, width, found = config.feed_forward_width, config.width, {}
     for path, recipe in hf_folder.find_recipes(config).items():
         block, _, kind = path.partition("/expert_")
+        if path.endswith(ROUTER):
+            router = path.removesuffix("/kernel")
+            modules = tuple(_renamed(x, family.expert_block) for x in recipe.sources)
+            sizes = config.width, config.experts
+            found[router] = Projection(router, modules, FusedPart(), *sizes)
         if kind not in _PARAMETERS:
             continue
         name, index = _PARAMETERS[kind]
@@ -214,15 +221,44 @@ def single_experts(config: ModelConfig) -> dict[str, ExpertPlace]:
     return places
 
 
-def _experts_of(source: str, renamed: str | None) -> str:
-    """Returns the module of all experts, given the name of one of its stored tensors.
+def routers(config: ModelConfig) -> dict[str, str]:
+    """Returns the weight of each router, by the names that its module has had.
 
-    `source` is e.g. `model.layers.0.mlp.experts.3.up_proj.weight`; `renamed` is the
-    module around it in transformers, if that has another name.
+    In transformers 4, and in some families still, routers are linear layers, which
+    PEFT adapts like others.
+    """
+    weights = {}
+    for path, recipe in hf_folder.find_recipes(config).items():
+        if path.endswith(ROUTER):
+            renamed = hf_folder.find_family(config).expert_block
+            for source in recipe.sources:
+                weight = _renamed(source, renamed)
+                for name in (source, weight):
+                    weights[name.removesuffix(".weight")] = weight
+    return weights
+
+
+def _renamed(source: str, block: str | None) -> str:
+    """Returns a stored name with the name of its block in transformers.
+
+    `source` is e.g. `model.layers.0.block_sparse_moe.gate.weight`; `block` is "mlp", or
+    None if the name is the same.
     """
     parts = source.split(".")
     after_layer = parts.index("layers") + 2
-    return ".".join([*parts[:after_layer], renamed or parts[after_layer], "experts"])
+    return ".".join(
+        [*parts[:after_layer], block or parts[after_layer], *parts[after_layer + 1 :]]
+    )
+
+
+def _experts_of(source: str, block: str | None) -> str:
+    """Returns the module of all experts, given the name of one of its stored tensors.
+
+    `source` is e.g. `model.layers.0.mlp.experts.3.up_proj.weight`; for `block` see
+    `_renamed`.
+    """
+    parts = _renamed(source, block).split(".")
+    return ".".join([*parts[: parts.index("layers") + 3], "experts"])
 
 
 def by_module(known: Mapping[str, Projection]) -> dict[str, list[Projection]]:

@@ -50,7 +50,16 @@ CASES = {
     },
     "qwen2_moe": {"target_parameters": ["gate_up_proj"], "use_rslora": True}
     | {"target_modules": []},
+    # With routers.
+    "qwen3_moe": {"target_modules": "all-linear"},
+    "deepseek_v3": {
+        "target_parameters": ["gate.weight"],
+        "target_modules": ["o_proj"],
+        "rank_pattern": {"gate.weight": 3},
+        "r": 2,
+    },
 }
+ROUTERS = {"qwen3_moe", "deepseek_v3"}
 
 
 def tokens_of(family):
@@ -92,6 +101,7 @@ def test_experts_that_peft_trained_are_read_written_and_merged(theirs, tmp_path)
     for family in CASES:
         base, tokens = FAMILIES / family / "base", tokens_of(family)[0]
         adapter = read(theirs / family / "end", family)
+        assert any("/router/" in x for x in adapter.parameters) == (family in ROUTERS)
         graph, parameters = restored(base, adapter)
         ours[family] = our_logits(parameters, batch_of(tokens), graph=graph)
         expected = np.load(theirs / family / "end.npz")["logits"]
@@ -118,7 +128,8 @@ def of_single_experts(folder):
     for layer in range(config.layers):
         block = f"base_model.model.model.layers.{layer}"
         modules = {
-            f"{block}.self_attn.q_proj": (width, config.heads * config.head_width)
+            f"{block}.self_attn.q_proj": (width, config.heads * config.head_width),
+            f"{block}.block_sparse_moe.gate": (width, config.experts),
         }
         for expert in range(config.experts):
             for name, size in sizes.items():
@@ -129,7 +140,7 @@ def of_single_experts(folder):
             tensors[f"{module}.lora_A.weight"] = a.astype("f4")
             tensors[f"{module}.lora_B.weight"] = b.astype("f4")
     settings = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 3, "lora_alpha": 1}
-    settings["target_modules"] = ["q_proj", "w1", "w2", "w3"]
+    settings["target_modules"] = ["q_proj", "gate", "w1", "w2", "w3"]
     folder.mkdir()
     (folder / "adapter_config.json").write_text(json.dumps(settings))
     save_file(tensors, folder / "adapter_model.safetensors")
