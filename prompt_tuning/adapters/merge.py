@@ -23,14 +23,13 @@ from prompt_tuning.adapters.peft.lora import A, read_factors
 from prompt_tuning.adapters.peft.lora_biases import write_biases
 from prompt_tuning.adapters.peft.modules import Projection
 from prompt_tuning.checkpoints.formats.safetensors import INDEX, open_safetensors
-from prompt_tuning.checkpoints.quantized.methods import SETTINGS
+from prompt_tuning.checkpoints.quantized.methods import METHOD, quantization_of
 from prompt_tuning.checkpoints.stored_tensors import StoredTensor, Transform
 from prompt_tuning.core import atomic_files
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.file_names import check_links
 from prompt_tuning.core.gguf_files import is_gguf
 from prompt_tuning.core.model_config import ModelConfig
-from prompt_tuning.core.typed_json import read_object
 from prompt_tuning.families.hf_folder import as_tagger, find_recipes, read_config
 
 COPIED = (
@@ -75,10 +74,10 @@ def write_merged(
             "model that the file was made from (--base_model FOLDER)"
         )
     check_links(base, *COPIED)
-    config = read_object(base / "config.json")
-    if SETTINGS in config:
-        config.refuse(
-            SETTINGS,
+    quantized = quantization_of(base)
+    if quantized is not None:
+        quantized.refuse(
+            METHOD,
             "weights that are not quantized, since rounding would undo a part of the "
             "merge: merge into the model that was quantized",
         )

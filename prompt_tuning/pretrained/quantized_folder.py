@@ -15,7 +15,11 @@ from prompt_tuning.checkpoints.formats.safetensors import (
 )
 from prompt_tuning.checkpoints.published_kernel import KERNEL, keeps_inputs
 from prompt_tuning.checkpoints.quantized.layouts import Layout, Rounding
-from prompt_tuning.checkpoints.quantized.methods import SETTINGS
+from prompt_tuning.checkpoints.quantized.methods import (
+    METHOD,
+    SETTINGS,
+    quantization_of,
+)
 from prompt_tuning.checkpoints.stored_tensors import StoredTensor
 from prompt_tuning.core import atomic_files
 from prompt_tuning.core.errors import InputError
@@ -59,10 +63,10 @@ class QuantizedFolder:
                 f"{base} has no {CONFIG}; expected a Hugging Face folder of a model"
             )
         check_links(base, *COPIED)
-        settings = read_object(base / CONFIG)
-        if settings.value(SETTINGS, None) is not None:
-            settings.refuse(
-                SETTINGS,
+        settings, published = read_object(base / CONFIG), quantization_of(base)
+        if published is not None:
+            published.refuse(
+                METHOD,
                 "weights that are not quantized, since they would be rounded twice",
             )
         config, stored = read_config(base), open_safetensors(base)

@@ -5,16 +5,18 @@ compressed-tensors. GPTQ, AWQ and blocks of float8 are packed here, weight by we
 their makers describe.
 """
 
+import json
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
+from prompt_tuning.adapters.merge import write_merged
 from prompt_tuning.checkpoints.formats.safetensors import read_header
 from prompt_tuning.checkpoints.published_kernel import codes_of
-from prompt_tuning.checkpoints.quantized.methods import METHODS
+from prompt_tuning.checkpoints.quantized.methods import METHODS, open_weights
 from prompt_tuning.checkpoints.stored_tensors import StoredTensor
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.typed_json import as_object
@@ -198,6 +200,21 @@ def test_float8_is_scaled_by_one_number(method, scale, activations, settings, sh
     expected = weight.astype(np.float32) * np.float32(0.75)
     np.testing.assert_array_equal(read.read(), expected)
     np.testing.assert_array_equal(read.read(PART), expected[PART])
+
+
+def test_a_folder_of_modelopt_may_have_its_settings_in_a_file(tmp_path):
+    weight = np.arange(-4, 8).reshape(3, 4).astype(ml_dtypes.float8_e4m3fn)
+    scale = np.full((), 0.5, np.float32)
+    arrays = {"m.weight": weight, "m.weight_scale": scale}
+    save_file(arrays, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text("{}")
+    settings = {"quant_algo": "FP8", "exclude_modules": ["lm_head"]}
+    content = {"producer": {"name": "modelopt"}, "quantization": settings}
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps(content))
+    read = open_weights(tmp_path)["m.weight"].read()
+    np.testing.assert_array_equal(read, np.arange(-4, 8).reshape(3, 4) / 2)
+    with pytest.raises(InputError, match=r"hf_quant_config.json .* not quantized"):
+        write_merged(tmp_path / "merged", tmp_path, [])
 
 
 def test_nvfp4_of_modelopt_multiplies_its_two_scales():

@@ -15,6 +15,8 @@ from prompt_tuning.core.typed_json import JsonObject, read_object
 
 SETTINGS = "quantization_config"
 METHOD = "quant_method"
+MODELOPT_SETTINGS = "hf_quant_config.json"
+"""File with the settings of a folder of ModelOpt whose `config.json` has none."""
 
 Reader = Callable[[Mapping[str, StoredTensor], JsonObject], dict[str, StoredTensor]]
 METHODS: Mapping[str, Reader] = {
@@ -36,11 +38,21 @@ def open_weights(folder: Path) -> dict[str, StoredTensor]:
       InputError: see `open_safetensors`; also for quantized tensors that do not match
         `quantization_config`.
     """
-    stored = open_safetensors(folder)
-    config = read_object(folder / "config.json")
-    if config.value(SETTINGS, None) is None:
+    stored, settings = open_safetensors(folder), quantization_of(folder)
+    if settings is None:
         return stored
-    settings = config.nested(SETTINGS)
     if settings.text(METHOD) not in METHODS:
         settings.refuse(METHOD, f"one of {', '.join(METHODS)}")
     return METHODS[settings.text(METHOD)](stored, settings)
+
+
+def quantization_of(folder: Path) -> JsonObject | None:
+    """Returns a folder's settings of quantization; None if it is not quantized."""
+    config = read_object(folder / "config.json")
+    if SETTINGS in config:
+        return config.nested(SETTINGS)
+    file = folder / MODELOPT_SETTINGS
+    if not file.is_file():
+        return None
+    settings = read_object(file).nested("quantization")
+    return JsonObject(settings.source, {METHOD: "modelopt", **settings.values})
