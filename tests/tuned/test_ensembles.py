@@ -173,7 +173,7 @@ def test_an_ensemble_ranks_as_its_evaluation_does(single_prompts, monkeypatch):
         results.append(length_normalize)
         return np.zeros((3 * len(single_prompts.rows), len(LABELS)))
 
-    monkeypatch.setattr(ensembles, "label_nats", ranked)
+    monkeypatch.setattr(ensembles.ranking, "label_nats", ranked)
     assert single_prompts.run.evaluation is not None
     for wanted in (True, False):
         evaluation = dataclasses.replace(

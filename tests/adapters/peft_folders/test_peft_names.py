@@ -155,12 +155,13 @@ def test_copies_of_the_frozen_tables_are_read_if_they_are_equal(case, kind, tmp_
     prefix = "base_model.model." if kind == "lora" else "base_model."
     copies = {f"{prefix}{embedding}.weight": table}
     copies[f"{prefix}{head}.weight"] = stored.get(f"{head}.weight", table.copy())
-    settings, tensors = dataclasses.astuple(read_folder(source))
+    given = read_folder(source)
+    settings, tensors = given.settings, given.tensors
     write_folder(tmp_path / "a", AdapterFolder(settings, tensors | copies))
 
     config = read_config(base)
     frozen = Pretrained(checkpoint=str(base))
-    expected = from_peft(read_folder(source), config, "here").parameters
+    expected = from_peft(given, config, "here").parameters
     for read in (
         read_source(tmp_path / "a", config, frozen).leaves,
         open_source(tmp_path / "a", str(base)).adapters[0].parameters,
