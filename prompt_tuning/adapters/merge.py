@@ -161,12 +161,13 @@ def _merge(
 
 
 class _ExpertPart(NamedTuple):
-    """Expert kernels of one projection in a stored array.
+    """Kernels of one projection of experts, or of their router, in a stored array.
 
     Attributes:
       projection: the projection.
       layer: index of its layer among those with experts.
-      expert: the expert that the array belongs to; None if it has all experts.
+      expert: the expert that the array belongs to, 0 for a router; None if it has all
+        experts.
       transform: extracts the kernels from the array.
     """
 
@@ -179,15 +180,16 @@ class _ExpertPart(NamedTuple):
 def _parts_of_experts(
     config: ModelConfig, stored: Collection[str], experts: Mapping[str, Projection]
 ) -> dict[str, list[_ExpertPart]]:
-    """Returns the parts with expert kernels in each stored array, by its name."""
+    """Returns the parts of each stored array with kernels of experts or routers."""
     parts: dict[str, list[_ExpertPart]] = {}
     recipes = find_recipes(config, stored)
     for path, projection in experts.items():
-        router = recipes.get(f"{path}/kernel")
-        recipe = router or recipes[path.replace("/experts/", "/expert_")]
+        stored_as = path.replace("/experts/", "/expert_")
+        recipe = recipes[stored_as if projection.experts else f"{path}/kernel"]
         for number, name in enumerate(recipe.sources):
             layer, expert = divmod(number, recipe.experts or 1)
-            single = None if router is None and recipe.experts is None else expert
+            holds_all = projection.experts and recipe.experts is None
+            single = None if holds_all else expert
             part = _ExpertPart(projection, layer, single, recipe.transform)
             parts.setdefault(name, []).append(part)
     return parts
@@ -196,7 +198,7 @@ def _parts_of_experts(
 def _merge_experts(
     array: np.ndarray, parts: Sequence[_ExpertPart], adapters: Sequence[Adapter]
 ) -> np.ndarray:
-    """Returns a stored array with the experts' LoRA, else the same bits."""
+    """Returns a stored array with the LoRA of its parts, else the same bits."""
     wide = None
     for (projection, layer, expert, transform), adapter in itertools.product(
         parts, adapters

@@ -18,8 +18,6 @@ from prompt_tuning.families import FAMILIES, hf_folder
 
 ALL_LINEAR = "all-linear"
 EXPERTS = "experts"
-ROUTER = "/router/kernel"
-"""End of the path of a router's kernel."""
 # Transformers' parameter for each projection of the experts, and its part in it.
 _PARAMETERS = {
     "gate": ("gate_up_proj", 0),
@@ -175,13 +173,11 @@ def expert_projections(config: ModelConfig) -> dict[str, Projection]:
     """
     family = hf_folder.find_family(config)
     inner, width, found = config.feed_forward_width, config.width, {}
+    for path, sources in _router_sources(config).items():
+        modules = tuple(_renamed(x, family.expert_block) for x in sources)
+        found[path] = Projection(path, modules, FusedPart(), width, config.experts)
     for path, recipe in hf_folder.find_recipes(config).items():
         block, _, kind = path.partition("/expert_")
-        if path.endswith(ROUTER):
-            router = path.removesuffix("/kernel")
-            modules = tuple(_renamed(x, family.expert_block) for x in recipe.sources)
-            sizes = config.width, config.experts
-            found[router] = Projection(router, modules, FusedPart(), *sizes)
         if kind not in _PARAMETERS:
             continue
         name, index = _PARAMETERS[kind]
@@ -227,15 +223,22 @@ def routers(config: ModelConfig) -> dict[str, str]:
     In transformers 4, and in some families still, routers are linear layers, which
     PEFT adapts like others.
     """
-    weights = {}
-    for path, recipe in hf_folder.find_recipes(config).items():
-        if path.endswith(ROUTER):
-            renamed = hf_folder.find_family(config).expert_block
-            for source in recipe.sources:
-                weight = _renamed(source, renamed)
-                for name in (source, weight):
-                    weights[name.removesuffix(".weight")] = weight
+    block, weights = hf_folder.find_family(config).expert_block, {}
+    for sources in _router_sources(config).values():
+        for source in sources:
+            weight = _renamed(source, block)
+            for name in (source, weight):
+                weights[name.removesuffix(".weight")] = weight
     return weights
+
+
+def _router_sources(config: ModelConfig) -> dict[str, Sequence[str]]:
+    """Returns the stored weights of routers, one for each layer, by our path."""
+    return {
+        path.removesuffix("/kernel"): recipe.sources
+        for path, recipe in hf_folder.find_recipes(config).items()
+        if path.endswith("/router/kernel")
+    }
 
 
 def _renamed(source: str, block: str | None) -> str:
