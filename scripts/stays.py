@@ -22,6 +22,7 @@ import functools
 import inspect
 import itertools
 import json
+import re
 import sys
 import tempfile
 import types
@@ -147,7 +148,9 @@ def _holds(value: Any, known: Any) -> bool:
     if isinstance(known, str):
         return isinstance(value, str | Path) and known in str(value)
     if isinstance(value, str):
-        return str(known) in value
+        # As a word: the name of a temporary folder may contain the digits.
+        pattern = rf"(?<![\w.]){re.escape(str(known))}(?![\w.])"
+        return re.search(pattern, value) is not None
     return type(value) is type(known) and value == known
 
 
