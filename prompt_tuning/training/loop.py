@@ -244,7 +244,8 @@ class _Loop:
     @property
     def _reason(self) -> str | None:
         """Returns why early stopping ends the loop now; None to continue."""
-        return self._recorders[0].reason or self._batches.reason
+        patience = self._recorders[0].patience
+        return (patience and patience.reason) or self._batches.reason
 
     def _advance(
         self, states: Sequence[TrainState], batch: Batch

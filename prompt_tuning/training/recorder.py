@@ -55,7 +55,7 @@ class Recorder:
     Attributes:
       member: the run, after `done` steps.
       directory: its run directory.
-      reason: why early stopping ends the run now; None to continue.
+      patience: tells whether early stopping ends the run now; None if it never does.
       measured: metrics of the last evaluation; empty before the first.
       meter: measures throughput.
     """
@@ -64,8 +64,7 @@ class Recorder:
         self.member, trainer = member, member.trainer
         self._trainer, self._run, self._store = trainer, trainer.run, member.store
         self.directory = Path(self._run.directory)
-        self._patience = open_patience(self._run, self._store.folder, done)
-        self.reason = None if self._patience is None else self._patience.reason
+        self.patience = open_patience(self._run, self._store.folder, done)
         self._log = open_log(self.directory, done, self._run.loggers)
         self._scalings = {
             path: lora.scaling
@@ -168,9 +167,8 @@ class Recorder:
         measured = self._evaluate(step, state)
         if processes.is_first():
             self._store.replace_metrics(step, measured, without=EXTRA)
-        if self._patience is not None:
-            self._patience = self._patience.with_state({})
-            self.reason = self._patience.reason
+        if self.patience is not None:
+            self.patience = self.patience.with_state({})
         return measured
 
     def _extra(
@@ -181,10 +179,9 @@ class Recorder:
             "examples": self._trainer.batch_plan.examples_before(done),
             SCALINGS: self._scalings,
         }
-        if self._patience is not None:
-            self._patience = self._patience.observe(done, measured)
-            self.reason = self._patience.reason
-            extra[EXTRA] = self._patience.state()
+        if self.patience is not None:
+            self.patience = self.patience.observe(done, measured)
+            extra[EXTRA] = self.patience.state()
         return extra
 
     def wait(self) -> None:
